@@ -1,0 +1,59 @@
+# `make demo` and `make test` are the two commands a newcomer needs; both work from a fresh clone.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+SRC    := src tests benchmarks scripts
+
+.PHONY: help install install-dev demo test test-all check format docs lock clean
+
+help:           ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
+
+install: $(VENV)/.installed      ## build .venv from the lock file
+install-dev: $(VENV)/.installed-dev
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("flowtempo needs Python 3.10 or newer; set PYTHON=...") if sys.version_info < (3, 10) else None'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: requirements/default.lock pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements/default.lock
+	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps -e .
+	touch $@
+
+$(VENV)/.installed-dev: requirements/dev.lock $(VENV)/.installed
+	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements/dev.lock
+	touch $@
+
+demo: install   ## measure, design, train, generate, evaluate and report on digits (under 5 minutes)
+	$(BIN)/flowtempo demo
+
+test: install-dev   ## the test suite (under 10 minutes on 2 cores)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: install-dev   ## the test suite with the slow tests
+	$(BIN)/python -m pytest
+
+check: install-dev   ## ruff, mypy, import-linter, the docs build
+	$(BIN)/ruff check $(SRC)
+	$(BIN)/ruff format --check $(SRC)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/mkdocs build --strict -q
+
+format: install-dev   ## format and fix what ruff can fix
+	$(BIN)/ruff check --fix $(SRC)
+	$(BIN)/ruff format $(SRC)
+
+docs: install-dev   ## build the documentation into site/
+	$(BIN)/mkdocs build --strict
+
+# needs uv (https://docs.astral.sh/uv) on the PATH
+lock:           ## resolve pyproject.toml into requirements/*.lock for every Python from 3.10
+	uv pip compile --universal --python-version 3.10 pyproject.toml --extra demo \
+	    -c requirements/constraints.in -o requirements/default.lock --no-header --no-annotate -q
+	uv pip compile --universal --python-version 3.10 pyproject.toml --extra demo --extra dev \
+	    -c requirements/default.lock -o requirements/dev.lock --no-header --no-annotate -q
+
+clean:          ## remove what make built
+	rm -rf $(VENV) site build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,201 @@
+"""From a command's typed signature to its arguments, with recipes, and mistakes told in one line."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import docstring_parser
+import yaml
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
+
+from flowtempo.errors import UserError
+from flowtempo.recipes import resolve
+from flowtempo.training import TrainConfig
+
+
+class _HelpFormatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """jsonargparse's help (types and defaults) with the examples' line breaks kept."""
+
+
+def call(module: ModuleType, name: str, words: Sequence[str]) -> int:
+    """Parse `words` for the command that `module` defines and run it.
+
+    Args:
+        module: Holds a function called `name`, `EXAMPLES` (text for `--help`) and, when the command takes
+            a recipe, `RECIPE_KEYS`: the recipe's sections that it uses.
+        name: The command.
+        words: What the person typed after it.
+
+    Returns:
+        The exit status: what the function returned, or 0.
+
+    Raises:
+        UserError: An argument or a recipe's key or value is wrong.
+    """
+    function: Callable[..., int | None] = getattr(module, name)
+    recipe_keys: tuple[str, ...] = getattr(module, "RECIPE_KEYS", ())
+    parser = build_parser(function, name, module.EXAMPLES, takes_recipe=bool(recipe_keys))
+    arguments = list(words)
+    if recipe_keys and arguments and not arguments[0].startswith("-"):
+        arguments[:1] = _recipe_arguments(arguments[0], recipe_keys)
+    try:
+        parsed = parser.parse_args(arguments)
+        values = parser.instantiate(parsed)
+    except argparse.ArgumentError as error:
+        raise UserError(f"{one_line(error)} (flowtempo {name} --help lists the options)") from error
+    return function(**_keywords(function, values)) or 0
+
+
+def build_parser(
+    function: Callable[..., Any], name: str, examples: str, *, takes_recipe: bool = False
+) -> ArgumentParser:
+    """Generate a command's parser from its signature and docstring.
+
+    A parameter without default is positional (a `list[str]` takes one word or more), a `bool` is a flag, a
+    `TrainConfig` spreads its keys over the command line, everything else becomes `--name VALUE`.
+    """
+    documentation = docstring_parser.parse(inspect.getdoc(function) or "")
+    described = {parameter.arg_name: parameter.description for parameter in documentation.params}
+    recipe = "RECIPE: a YAML file or the name of a shipped recipe\n\n" if takes_recipe else ""
+    parser = ArgumentParser(
+        prog=f"flowtempo {name}{' [RECIPE]' if takes_recipe else ''}",
+        description="\n\n".join(
+            filter(None, [documentation.short_description, documentation.long_description])
+        ),
+        epilog=f"{recipe}examples:\n{examples.strip(chr(10))}",
+        formatter_class=_HelpFormatter,
+        exit_on_error=False,
+    )
+    hints = typing.get_type_hints(function)
+    by_hand = set()
+    for parameter in inspect.signature(function).parameters.values():
+        hint = hints[parameter.name]
+        help_text = described.get(parameter.name)
+        if hint is TrainConfig:
+            parser.add_class_arguments(TrainConfig, nested_key=None)
+        elif hint is bool:
+            parser.add_argument(f"--{parameter.name}", action="store_true", help=help_text)
+        elif parameter.default is inspect.Parameter.empty and hint == list[str]:
+            parser.add_argument(parameter.name, nargs="+", type=str, help=help_text)
+        else:
+            continue
+        by_hand.add(parameter.name)
+    parser.add_function_arguments(function, as_positional=True, skip=by_hand)
+    return parser
+
+
+def load_recipe(name_or_path: str) -> dict[str, Any]:
+    """Read a recipe and check every key against `TrainConfig`.
+
+    Args:
+        name_or_path: A YAML file, or the name of one that ships in the package.
+
+    Returns:
+        The recipe's mapping as written (not filled with defaults).
+
+    Raises:
+        UserError: No such recipe, no YAML mapping, an unknown key or a wrong value; the file is named.
+    """
+    path = resolve(name_or_path)
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid YAML: {one_line(error)}") from error
+    if content is None:
+        content = {}
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected keys and values, found {type(content).__name__}")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(TrainConfig, nested_key=None)
+    known = _leaf_keys(parser.get_defaults())
+    for key in _leaf_keys(content):
+        if key not in known and not any(other.startswith(f"{key}.") for other in known):
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
+            raise UserError(f"{path}: unknown key {key!r}; {hint}")
+    try:
+        parser.parse_object(content)
+    except argparse.ArgumentError as error:
+        raise UserError(f"{path}: {one_line(error)}") from error
+    return content
+
+
+def config_from_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Read a recipe, apply `--key=value` overrides and build the training configuration."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(TrainConfig, nested_key=None)
+    words = [*_recipe_arguments(name_or_path, tuple(_field_names())), *overrides]
+    values = parser.instantiate(parser.parse_args(words))
+    return TrainConfig(**{name: values[name] for name in _field_names()})
+
+
+def one_line(error: Exception) -> str:
+    """A parser's message on one line, in a person's words instead of Python's."""
+    text = " ".join(str(error).split())
+    for python, plain in (
+        ('Parser key "', 'option "'),
+        ("typing.Literal", "one of "),
+        ("<class 'int'>", "whole number"),
+        ("<class 'float'>", "number"),
+        ("<class 'str'>", "text"),
+    ):
+        text = text.replace(python, plain)
+    return text
+
+
+def _recipe_arguments(name_or_path: str, keys: tuple[str, ...]) -> list[str]:
+    recipe = load_recipe(name_or_path)
+    return [
+        f"--{key}={value}"
+        for section in keys
+        if section in recipe
+        for key, value in _options(section, recipe[section])
+    ]
+
+
+def _options(prefix: str, value: Any) -> list[tuple[str, str]]:
+    if isinstance(value, dict):
+        return [pair for key, inner in value.items() for pair in _options(f"{prefix}.{key}", inner)]
+    return [(prefix, "null" if value is None else yaml.safe_dump(value, default_flow_style=True).split("\n")[0])]
+
+
+def _leaf_keys(content: dict[str, Any] | Namespace, prefix: str = "") -> list[str]:
+    keys = []
+    for key, value in vars(content).items() if isinstance(content, Namespace) else content.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, (dict, Namespace)):
+            keys += _leaf_keys(value, f"{name}.")
+        else:
+            keys.append(name)
+    return keys
+
+
+def _field_names() -> list[str]:
+    return [field.name for field in dataclasses.fields(TrainConfig)]
+
+
+def _keywords(function: Callable[..., Any], values: Namespace) -> dict[str, Any]:
+    hints = typing.get_type_hints(function)
+    keywords = {}
+    for name in inspect.signature(function).parameters:
+        if hints[name] is TrainConfig:
+            keywords[name] = TrainConfig(**{field: values[field] for field in _field_names()})
+        else:
+            keywords[name] = values[name]
+    return keywords
+
+
+def folder_checked(path: str, what: str) -> Path:
+    """The folder `path`, or an error that names it and what was expected there."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise UserError(f"{path}: no such folder (expected {what})")
+    return folder

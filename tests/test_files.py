@@ -1,0 +1,66 @@
+"""Writing that never leaves half a file."""
+
+import os
+import stat
+
+import pytest
+
+from flowtempo.files import atomic_folder, atomic_write
+
+
+def test_write_replaces_and_makes_parents(tmp_path):
+    path = tmp_path / "a" / "b.json"
+    for text in ("first", "second"):
+        with atomic_write(path) as file:
+            file.write(text)
+    assert path.read_text() == "second"
+    assert os.listdir(path.parent) == ["b.json"]
+
+
+def test_interrupted_write_keeps_the_old_file(tmp_path):
+    path = tmp_path / "x.bin"
+    path.write_bytes(b"old")
+
+    def interrupted():
+        with atomic_write(path, "wb") as file:
+            file.write(b"new")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["x.bin"]
+
+
+def test_permissions_follow_the_umask(tmp_path):
+    old = os.umask(0o027)
+    try:
+        with atomic_write(tmp_path / "f") as file:
+            file.write("")
+        with atomic_folder(tmp_path / "d"):
+            pass
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == 0o640
+    assert stat.S_IMODE((tmp_path / "d").stat().st_mode) == 0o750
+
+
+def test_folder_appears_whole_or_not_at_all(tmp_path):
+    final = tmp_path / "step-1"
+    with atomic_folder(final) as folder:
+        (folder / "a").write_text("1")
+        assert not final.exists()
+    assert (final / "a").read_text() == "1"
+
+    def full_disk():
+        with atomic_folder(final) as folder:
+            (folder / "a").write_text("2")
+            raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space"):
+        full_disk()
+    assert (final / "a").read_text() == "1"
+    with atomic_folder(final) as folder:
+        (folder / "b").write_text("3")
+    assert os.listdir(final) == ["b"]
+    assert os.listdir(tmp_path) == ["step-1"]
