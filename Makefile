@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SRC    := src tests benchmarks scripts
 
-.PHONY: help install install-dev demo test test-all check format docs lock clean
+.PHONY: help install install-dev demo bench-fashion-mnist test test-all check format docs lock clean
 
 help:           ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
@@ -40,6 +40,9 @@ check: install-dev   ## ruff, mypy, import-linter, the docs build
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/mkdocs build --strict -q
+
+bench-fashion-mnist: install   ## the README's Fashion-MNIST run (about 10 minutes on 2 cores)
+	$(BIN)/python benchmarks/fashion_mnist.py
 
 format: install-dev   ## format and fix what ruff can fix
 	$(BIN)/ruff check --fix $(SRC)

@@ -50,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
-        print(USAGE.format(commands="\n".join(f"  {name:<10}{text}" for name, text in COMMANDS.items())), end="")
+        print(
+            USAGE.format(commands="\n".join(f"  {name:<10}{text}" for name, text in COMMANDS.items())), end=""
+        )
         return 0
     if words[0] == "--version":
         print(f"flowtempo {flowtempo.__version__}")

@@ -8,7 +8,6 @@ import difflib
 import inspect
 import typing
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -50,7 +49,10 @@ def call(module: ModuleType, name: str, words: Sequence[str]) -> int:
         parsed = parser.parse_args(arguments)
         values = parser.instantiate(parsed)
     except argparse.ArgumentError as error:
-        raise UserError(f"{one_line(error)} (flowtempo {name} --help lists the options)") from error
+        told = one_line(error)
+        for parameter in _required_options(function):
+            told = told.replace(f"required: {parameter}", f"required: --{parameter}")
+        raise UserError(f"{told} (flowtempo {name} --help lists the options)") from error
     return function(**_keywords(function, values)) or 0
 
 
@@ -59,14 +61,16 @@ def build_parser(
 ) -> ArgumentParser:
     """Generate a command's parser from its signature and docstring.
 
-    A parameter without default is positional (a `list[str]` takes one word or more), a `bool` is a flag, a
-    `TrainConfig` spreads its keys over the command line, everything else becomes `--name VALUE`.
+    A parameter without default is positional (a `list[str]` takes one word or more) or, when keyword-only, a
+    required option; a `bool` is a flag; a `TrainConfig` spreads its keys over the command line; everything
+    else becomes `--name VALUE`.
     """
     documentation = docstring_parser.parse(inspect.getdoc(function) or "")
     described = {parameter.arg_name: parameter.description for parameter in documentation.params}
     recipe = "RECIPE: a YAML file or the name of a shipped recipe\n\n" if takes_recipe else ""
     parser = ArgumentParser(
-        prog=f"flowtempo {name}{' [RECIPE]' if takes_recipe else ''}",
+        prog=f"flowtempo {name}",
+        usage=_usage(function, name, takes_recipe),
         description="\n\n".join(
             filter(None, [documentation.short_description, documentation.long_description])
         ),
@@ -75,7 +79,7 @@ def build_parser(
         exit_on_error=False,
     )
     hints = typing.get_type_hints(function)
-    by_hand = set()
+    by_hand: set[str | int] = set()
     for parameter in inspect.signature(function).parameters.values():
         hint = hints[parameter.name]
         help_text = described.get(parameter.name)
@@ -83,7 +87,11 @@ def build_parser(
             parser.add_class_arguments(TrainConfig, nested_key=None)
         elif hint is bool:
             parser.add_argument(f"--{parameter.name}", action="store_true", help=help_text)
-        elif parameter.default is inspect.Parameter.empty and hint == list[str]:
+        elif parameter.default is not inspect.Parameter.empty:
+            continue
+        elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            parser.add_argument(f"--{parameter.name}", required=True, type=hint, help=help_text)
+        elif hint == list[str]:
             parser.add_argument(parameter.name, nargs="+", type=str, help=help_text)
         else:
             continue
@@ -151,6 +159,33 @@ def one_line(error: Exception) -> str:
     return text
 
 
+def _required_options(function: Callable[..., Any]) -> list[str]:
+    return [
+        parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.default is inspect.Parameter.empty
+    ]
+
+
+def _usage(function: Callable[..., Any], name: str, takes_recipe: bool) -> str:
+    words = ["flowtempo", name]
+    if takes_recipe:
+        words.append("[RECIPE]")
+    hints = typing.get_type_hints(function)
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.default is inspect.Parameter.empty and hints[parameter.name] is not TrainConfig:
+            word = parameter.name.upper()
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                words.append(f"--{parameter.name} {word}")
+            else:
+                words.append(
+                    f"{word.removesuffix('S')} [{word.removesuffix('S')} ...]"
+                    if hints[parameter.name] == list[str]
+                    else word
+                )
+    return " ".join([*words, "[options]"])
+
+
 def _recipe_arguments(name_or_path: str, keys: tuple[str, ...]) -> list[str]:
     recipe = load_recipe(name_or_path)
     return [
@@ -164,7 +199,9 @@ def _recipe_arguments(name_or_path: str, keys: tuple[str, ...]) -> list[str]:
 def _options(prefix: str, value: Any) -> list[tuple[str, str]]:
     if isinstance(value, dict):
         return [pair for key, inner in value.items() for pair in _options(f"{prefix}.{key}", inner)]
-    return [(prefix, "null" if value is None else yaml.safe_dump(value, default_flow_style=True).split("\n")[0])]
+    return [
+        (prefix, "null" if value is None else yaml.safe_dump(value, default_flow_style=True).split("\n")[0])
+    ]
 
 
 def _leaf_keys(content: dict[str, Any] | Namespace, prefix: str = "") -> list[str]:
@@ -191,11 +228,3 @@ def _keywords(function: Callable[..., Any], values: Namespace) -> dict[str, Any]
         else:
             keywords[name] = values[name]
     return keywords
-
-
-def folder_checked(path: str, what: str) -> Path:
-    """The folder `path`, or an error that names it and what was expected there."""
-    folder = Path(path)
-    if not folder.is_dir():
-        raise UserError(f"{path}: no such folder (expected {what})")
-    return folder

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from flowtempo.errors import UserError
+from flowtempo.metrics import Evaluation
 
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
@@ -37,17 +39,6 @@ class ReferenceLoss:
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """A Frechet distance, the standard error due to the finite number of images, and its card."""
-
-    step: int
-    frechet: float
-    stderr: float | None
-    card: dict[str, Any]
-    file: str
-
-
-@dataclass(frozen=True)
 class Run:
     """One arm as its folder tells it.
 
@@ -55,8 +46,11 @@ class Run:
         name: The shortest ending of the folder's path that no other arm of the report has.
         config: The resolved config; empty when the folder has none.
         config_text: The same as the file has it.
+        header: What the run wrote down at its start: data, model size, densities.
+        shares: The probability that its times fall into each of equal bands of t; empty when not logged.
         steps: The last optimizer step that was logged, None before the first.
-        seconds: What `metrics.jsonl` gives as training time at that step.
+        seconds: Training time at that step.
+        skipped: Steps that were left out because their gradients were not finite.
         reference: By track and step, ascending.
         evaluations: By step, ascending.
         samples: (step, PNG grid), ascending.
@@ -67,8 +61,11 @@ class Run:
     folder: Path
     config: dict[str, Any]
     config_text: str
+    header: dict[str, Any]
+    shares: tuple[float, ...]
     steps: int | None
     seconds: float | None
+    skipped: int
     reference: tuple[ReferenceLoss, ...]
     evaluations: tuple[Evaluation, ...]
     samples: tuple[tuple[int, Path], ...]
@@ -76,12 +73,11 @@ class Run:
 
     def setting(self, dotted: str, default: Any = None) -> Any:
         """The value of a config key such as `"timesteps.spacing"`."""
-        node: Any = self.config
-        for key in dotted.split("."):
-            if not isinstance(node, dict) or key not in node:
-                return default
-            node = node[key]
-        return node
+        return _at(self.config, dotted, default)
+
+    def told(self, dotted: str, default: Any = None) -> Any:
+        """The value of a header key such as `"data.name"`."""
+        return _at(self.header, dotted, default)
 
     def final_reference(self) -> ReferenceLoss | None:
         """The last reference loss, of the averaged weights where the run has them."""
@@ -118,20 +114,27 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         raise UserError(f"{folder}: not a run folder (it has neither {CONFIG} nor {METRICS})")
     notes: list[str] = []
     config_text, config = _read_config(folder / CONFIG, notes)
-    steps, seconds, reference = _read_metrics(folder / METRICS, notes)
+    log = _read_metrics(folder / METRICS, notes)
     evaluations = sorted(
-        (_read_evaluation(path) for path in sorted((folder / "evaluations").glob("*.json"))),
-        key=lambda record: (record.step, record.file),
+        (Evaluation.load(path) for path in sorted((folder / "evaluations").glob("*.json"))),
+        key=lambda record: record.step,
     )
-    samples = sorted((_step_of(path), path) for path in (folder / "samples").glob("step-*.png"))
+    samples = sorted(
+        (int(found[1]), path)
+        for path in (folder / "samples").glob("step-*.png")
+        if (found := re.fullmatch(r"step-(\d+)\.png", path.name))
+    )
     return Run(
         name=name or folder.resolve().name,
         folder=folder,
         config=config,
         config_text=config_text,
-        steps=steps,
-        seconds=seconds,
-        reference=reference,
+        header=log.header,
+        shares=log.shares,
+        steps=log.steps,
+        seconds=log.seconds,
+        skipped=log.skipped,
+        reference=tuple(sorted(log.reference.values(), key=lambda loss: (loss.track, loss.step))),
         evaluations=tuple(evaluations),
         samples=tuple(samples),
         notes=tuple(notes),
@@ -140,10 +143,18 @@ def read_run(folder: Path, name: str | None = None) -> Run:
 
 def differences(runs: Sequence[Run]) -> dict[str, tuple[Any, ...]]:
     """The dotted config keys whose values are not the same in every run, with each run's value."""
-    flat = [dict(_flatten(run.config)) for run in runs if run.config]
+    flat = [dict(flatten(run.config)) for run in runs if run.config]
     keys = dict.fromkeys(key for config in flat for key in config)
     table = {key: tuple(config.get(key) for config in flat) for key in keys}
     return {key: values for key, values in table.items() if any(value != values[0] for value in values)}
+
+
+def _at(node: Any, dotted: str, default: Any) -> Any:
+    for key in dotted.split("."):
+        if not isinstance(node, dict) or key not in node:
+            return default
+        node = node[key]
+    return node
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
@@ -157,10 +168,11 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return names
 
 
-def _flatten(node: dict[Any, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+def flatten(node: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf of nested mappings with its dotted key."""
     for key, value in node.items():
         if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
@@ -190,62 +202,54 @@ def _read_config(path: Path, notes: list[str]) -> tuple[str, dict[str, Any]]:
     return text, config
 
 
-def _read_metrics(
-    path: Path, notes: list[str]
-) -> tuple[int | None, float | None, tuple[ReferenceLoss, ...]]:
-    """Read the log. A resumed run repeats the steps after its checkpoint: the later line counts."""
+@dataclass
+class _Log:
+    header: dict[str, Any] = field(default_factory=dict)
+    shares: tuple[float, ...] = ()
+    steps: int | None = None
+    seconds: float | None = None
+    skipped: int = 0
+    reference: dict[tuple[str, int], ReferenceLoss] = field(default_factory=dict)
+
+
+def _read_metrics(path: Path, notes: list[str]) -> _Log:
+    log = _Log()
     if not path.is_file():
         notes.append(f"no {METRICS}: this arm has logged nothing")
-        return None, None, ()
-    text = _read_text(path)
-    lines = text.split("\n")
+        return log
+    lines = _read_text(path).split("\n")
     if lines[-1]:
         # A running or killed process may have written half a line; every finished line ends in a newline.
         notes.append(f"the last line of {METRICS} is incomplete and left out")
-    steps: int | None = None
-    seconds: float | None = None
-    reference: dict[tuple[str, int], ReferenceLoss] = {}
     for number, line in enumerate(lines[:-1], start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        record = _parse_object(line, where)
-        if record.get("kind") == "train":
-            steps = _integer(record, "step", where)
-            seconds = _number(record, "seconds", where) if "seconds" in record else seconds
-        elif record.get("kind") == "reference":
-            loss = _reference(record, where)
-            # Not an overwrite in place: what an abandoned stretch left after this step is void.
-            reference = {key: old for key, old in reference.items() if old.step < loss.step or key[0] != loss.track}
-            reference[loss.track, loss.step] = loss
-    return steps, seconds, tuple(sorted(reference.values(), key=lambda loss: (loss.track, loss.step)))
+        if line.strip():
+            _take(log, _parse_object(line, f"{path}, line {number}"), f"{path}, line {number}")
+    return log
+
+
+def _take(log: _Log, record: dict[str, Any], where: str) -> None:
+    """Add one line to the log; kinds that the report does not show are passed over."""
+    kind = record.get("kind")
+    if kind == "header":
+        log.header = record
+        bands = _list_of_objects(_at(record, "proposal.bands", []), "proposal.bands", where)
+        log.shares = tuple(_number(band, "density", where) for band in bands)
+    elif kind == "train":
+        log.steps = _integer(record, "step", where)
+        log.seconds = _number(record, "seconds", where)
+        log.skipped = _integer(record, "skipped", where)
+    elif kind == "reference":
+        loss = _reference(record, where)
+        log.reference[loss.track, loss.step] = loss
 
 
 def _reference(record: dict[str, Any], where: str) -> ReferenceLoss:
-    bands = record.get("bands", [])
-    if not isinstance(bands, list) or not all(isinstance(band, dict) for band in bands):
-        raise UserError(f"{where}: 'bands' must be a list of objects with low, high and loss")
+    bands = _list_of_objects(record.get("bands", []), "bands", where)
     return ReferenceLoss(
         step=_integer(record, "step", where),
         track=str(record.get("track", "raw")),
         loss=_number(record, "loss", where),
         bands=tuple(Band(*(_number(band, key, where) for key in ("low", "high", "loss"))) for band in bands),
-    )
-
-
-def _read_evaluation(path: Path) -> Evaluation:
-    record = _parse_object(_read_text(path), str(path))
-    if record.get("schema") != 1:
-        raise UserError(f"{path}: schema {record.get('schema')!r} is not known here (1 is)")
-    card = record.get("card", {})
-    if not isinstance(card, dict):
-        raise UserError(f"{path}: 'card' must be an object, found {type(card).__name__}")
-    return Evaluation(
-        step=_integer(record, "step", str(path)),
-        frechet=_number(record, "frechet", str(path)),
-        stderr=None if record.get("stderr") is None else _number(record, "stderr", str(path)),
-        card=card,
-        file=path.name,
     )
 
 
@@ -257,6 +261,12 @@ def _parse_object(text: str, where: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise UserError(f"{where}: a JSON object is expected, found {type(record).__name__}")
     return record
+
+
+def _list_of_objects(value: Any, key: str, where: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise UserError(f"{where}: '{key}' must be a list of objects")
+    return value
 
 
 def _number(record: dict[str, Any], key: str, where: str) -> float:
@@ -273,10 +283,3 @@ def _integer(record: dict[str, Any], key: str, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise UserError(f"{where}: '{key}' must be a whole number, found {value!r}")
     return value
-
-
-def _step_of(path: Path) -> int:
-    digits = path.stem.removeprefix("step-").split("-")[0]
-    if not digits.isdigit():
-        raise UserError(f"{path}: the file's name must be step-<number>.png")
-    return int(digits)

@@ -1,0 +1,81 @@
+"""What the commands show on a terminal: progress with time left, and small tables."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+# Narrow terminals and pipes get whole lines too: the words of a path or density must not be broken.
+console = Console(soft_wrap=True, highlight=False)
+
+
+@contextlib.contextmanager
+def progress_bar(description: str) -> Iterator[Callable[[float], None]]:
+    """Show a bar with the time left.
+
+    Yields:
+        A function to call with the fraction done, 0 to 1.
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(f"{description:<22}", total=1.0)
+        yield lambda fraction: progress.update(task, completed=fraction)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table; all columns but the first are aligned right."""
+    grid = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for index, column in enumerate(columns):
+        grid.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+    for row in rows:
+        grid.add_row(*row)
+    console.print(grid)
+
+
+def say(text: str, end: str = "\n") -> None:
+    """Print one line as it is (paths may hold square brackets)."""
+    console.print(text, markup=False, end=end)
+
+
+def print_header(header: Mapping[str, Any]) -> None:
+    """Print what is about to be trained, and over which times: the header record of a run."""
+    data, model, objective, proposal = (header[key] for key in ("data", "model", "objective", "proposal"))
+    shape = "x".join(str(size) for size in data["shape"])
+    say(f"data       {data['name']}: {data['count']:,} images {shape}, {header['epochs']:.1f} epochs")
+    size = f"{model['parameters'] / 1e6:.2f}M parameters"
+    say(f"model      {model['name']} {model['size']}, {size}, on {header['device']}")
+    say(f"objective  {objective['prediction']} on the {objective['interpolant']} interpolant", end="")
+    say(f", direction loss x {objective['direction']}" if objective["direction"] else "")
+    say(f"target     {proposal['target']}")
+    moved = proposal["density"] == proposal["target"]
+    weights = "weights 1" if moved else f"weighted by target / density, at most {proposal['max_weight']:.3g}"
+    say(f"drawn from {proposal['density']}, {proposal['spacing']} spacing, {weights}")
+    bands = proposal["bands"]
+    table(
+        "% of the mass per band of t (0 is noise, 1 is data)",
+        ["", *(f".{10 * band['low']:.0f}-{band['high']:.1f}".replace("-0", "-") for band in bands)],
+        [
+            [name, *(f"{100 * band[name]:.1f}" for band in bands)]
+            for name in (["target"] if moved else ["target", "density"])
+        ],
+    )

@@ -1,0 +1,50 @@
+"""`flowtempo train`: a recipe -> a run folder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flowtempo.cli.console import print_header, progress_bar, say
+from flowtempo.training import TrainConfig, TrainResult
+from flowtempo.training import train as train_run
+
+RECIPE_KEYS = tuple(TrainConfig.__dataclass_fields__)
+EXAMPLES = """
+  flowtempo train digits --run runs/uniform
+  flowtempo train digits --run runs/designed --timesteps.target density.json
+  flowtempo train digits --run runs/kept --timesteps.density "logit_normal(-0.75, 1)"
+  flowtempo train my.yaml --run runs/mine --optimizer.lr 3e-4
+  flowtempo train digits --run runs/uniform --steps 2000 --resume
+"""
+
+
+def train(config: TrainConfig, *, run: str, resume: bool = False) -> int:
+    """Train a model, drawing times from the density that the configuration names.
+
+    Everything goes into the run folder: the resolved config.yaml, metrics.jsonl, TensorBoard events and
+    checkpoints. Ctrl-C and SIGTERM finish the current step and save; --resume goes on from there and gives,
+    on a CPU, the same weights bit by bit as a run that was never stopped.
+
+    Args:
+        config: The settings.
+        run: The run folder: new, or with --resume an earlier one.
+        resume: Continue the run from its newest checkpoint.
+    """
+    result = run_training(config, run, resume=resume, description="train")
+    if result.interrupted:
+        say(f"stopped and saved at step {result.step}; go on with the same command and --resume")
+    else:
+        say(f"run: {run} (step {result.step})")
+        say(f"next: flowtempo generate {run}")
+    return result.exit_code
+
+
+def run_training(config: TrainConfig, run: str, *, resume: bool, description: str) -> TrainResult:
+    """Train with the header and a progress bar that shows the latest loss."""
+    with progress_bar(description) as progress:
+
+        def show(record: dict[str, Any]) -> None:
+            if record["kind"] == "header":
+                print_header(record)
+
+        return train_run(config, run, resume=resume, progress=progress, callback=show)

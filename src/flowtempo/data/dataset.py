@@ -1,0 +1,144 @@
+"""The one in-memory form of a data set, and the rule that turns pixels into model units and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flowtempo.data.scan import Scan, scan
+from flowtempo.errors import UserError
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayData:
+    """Images (or latents) in one array, with optional labels.
+
+    Model units: uint8 pixels v become v / 127.5 - 1, in [-1, 1]; float32 values are used as they are.
+    Construction reads the images once, in bounded memory, for the fingerprint and the statistics.
+
+    Attributes:
+        images: (N, C, H, W) uint8 or float32, possibly memory-mapped.
+        labels: (N,) int64 in [0, num_classes), or None.
+        num_classes: Number of classes; 0 without labels.
+        name: For records and errors.
+        fingerprint: SHA-256 (hex) of dtype, shape and contents of images and labels.
+
+    Raises:
+        UserError: On a wrong dtype or shape, no images, NaN or infinity, or labels out of range.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray | None = None
+    num_classes: int = 0
+    name: str = "array"
+    fingerprint: str = field(init=False)
+    _scan: Scan = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        images, name = self.images, self.name
+        if images.dtype not in (np.uint8, np.float32):
+            raise UserError(f"{name}: images must be uint8 or native float32, got {images.dtype}")
+        if images.ndim != 4 or 0 in images.shape:
+            raise UserError(f"{name}: images must be (N, C, H, W) with no empty axis, got {images.shape}")
+        self._check_labels()
+        # np.asarray drops the memmap subclass (whose slices are slow), not the mapping
+        object.__setattr__(self, "images", np.asarray(images))
+        object.__setattr__(self, "_scan", scan(self.images, self.labels, name))
+        object.__setattr__(self, "fingerprint", self._scan.fingerprint)
+
+    def _check_labels(self) -> None:
+        labels, name = self.labels, self.name
+        if labels is None:
+            if self.num_classes:
+                raise UserError(f"{name}: num_classes is {self.num_classes} but there are no labels")
+            return
+        if labels.dtype != np.int64 or labels.shape != (len(self.images),):
+            raise UserError(
+                f"{name}: labels must be int64 ({len(self.images)},), got {labels.dtype} {labels.shape}"
+            )
+        if labels.min() < 0 or labels.max() >= self.num_classes:
+            raise UserError(
+                f"{name}: labels run from {labels.min()} to {labels.max()}, outside 0..{self.num_classes - 1}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of one image."""
+        return self.images.shape[1], self.images.shape[2], self.images.shape[3]
+
+    @property
+    def channel_mean(self) -> np.ndarray:
+        """(C,) float64 mean per channel, in model units."""
+        mean = self._scan.mean
+        return mean / 127.5 - 1 if self.images.dtype == np.uint8 else mean
+
+    @property
+    def channel_std(self) -> np.ndarray:
+        """(C,) float64 population standard deviation per channel, in model units."""
+        std = self._scan.std
+        return std / 127.5 if self.images.dtype == np.uint8 else std
+
+    def batch(self, indices: Sequence[int] | np.ndarray | Tensor) -> tuple[Tensor, Tensor | None]:
+        """Images and labels at `indices`, in model units.
+
+        Args:
+            indices: (B,) integers in [0, N), in any order, repeats allowed.
+
+        Returns:
+            (B, C, H, W) float32 and (B,) int64, or None without labels.
+
+        Raises:
+            IndexError: If an index is out of range or not an integer.
+        """
+        index = np.asarray(indices)
+        if index.size == 0:
+            index = index.astype(np.int64)
+        if index.ndim != 1 or index.dtype.kind not in "iu":
+            raise IndexError(f"indices must be a vector of integers, got {index.dtype} {index.shape}")
+        if index.size and (index.min() < 0 or index.max() >= len(self)):
+            raise IndexError(f"indices run from {index.min()} to {index.max()}, outside 0..{len(self) - 1}")
+        x = torch.from_numpy(self.images[index])
+        if x.dtype == torch.uint8:
+            x = x.to(torch.float32).div_(127.5).sub_(1)
+        y = None if self.labels is None else torch.from_numpy(self.labels[index])
+        return x, y
+
+    def to_uint8(self, x: Tensor) -> np.ndarray:
+        """Pixels from model units: (x + 1) 127.5, rounded half to even, clipped to 0..255.
+
+        The exact inverse of `batch` on uint8 data.
+
+        Args:
+            x: (B, C, H, W) floats in model units.
+
+        Raises:
+            UserError: If `x` holds NaN, or if these data are not pixels (float values outside [-1, 1]).
+        """
+        if self.images.dtype != np.uint8 and (self._scan.low < -1 or self._scan.high > 1):
+            raise UserError(
+                f"{self.name}: values run from {self._scan.low:.4g} to {self._scan.high:.4g}, "
+                "not [-1, 1]: these are not pixels and have no uint8 form"
+            )
+        pixels = (x.detach().to("cpu", torch.float32) + 1) * 127.5
+        if bool(pixels.isnan().any()):
+            raise UserError("images hold NaN and cannot become pixels: the model has diverged")
+        return pixels.round_().clamp_(0, 255).to(torch.uint8).numpy()
+
+    def describe(self) -> dict[str, Any]:
+        """What a record says about the data: name, fingerprint, count, shape, channel mean and std."""
+        return {
+            "name": self.name,
+            "fingerprint": self.fingerprint,
+            "count": len(self),
+            "shape": list(self.shape),
+            "channel_mean": self.channel_mean.tolist(),
+            "channel_std": self.channel_std.tolist(),
+        }

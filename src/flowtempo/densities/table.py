@@ -1,0 +1,156 @@
+"""A measured density: piecewise linear on a grid, with its exact CDF and inverse."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from os import PathLike, fspath
+from typing import final
+
+import torch
+from torch import Tensor
+
+from flowtempo.densities.base import Density
+from flowtempo.errors import UserError
+
+
+@final
+class Tabulated(Density):
+    """A piecewise-linear pdf on a grid.
+
+    The CDF is quadratic in each cell and is inverted by its root, so that draws follow exactly the pdf that
+    importance weights are computed from (interpolating the inverse CDF linearly would draw from another).
+
+    Args:
+        t: Grid, (n,), n >= 2, strictly increasing in [0, 1].
+        pdf: Values at the grid, (n,), finite, not negative, not all zero; any scale, they are normalised.
+        path: File that the table stands in, for the text form.
+
+    Attributes:
+        grid: (n,) float64.
+        values: (n,) float64, the normalised pdf at the grid.
+        path: File that the table stands in, or None.
+
+    Raises:
+        UserError: If the table breaks one of these rules.
+    """
+
+    def __init__(
+        self, t: Tensor | Sequence[float], pdf: Tensor | Sequence[float], *, path: str | None = None
+    ) -> None:
+        where = f"{path}: " if path else ""
+        grid = torch.as_tensor(t, dtype=torch.float64).detach().cpu().clone()
+        values = torch.as_tensor(pdf, dtype=torch.float64).detach().cpu().clone()
+        if grid.ndim != 1 or grid.shape != values.shape or len(grid) < 2:
+            raise UserError(
+                f"{where}a table needs t and pdf as two lists of one length, 2 or more,"
+                f" not shapes {tuple(grid.shape)} and {tuple(values.shape)}"
+            )
+        if not (torch.isfinite(grid).all() and (grid.diff() > 0).all() and grid[0] >= 0 and grid[-1] <= 1):
+            raise UserError(f"{where}t must increase strictly within [0, 1]")
+        if not (torch.isfinite(values).all() and (values >= 0).all() and (values > 0).any()):
+            raise UserError(f"{where}pdf must be finite, not negative and not zero everywhere")
+        values /= values.max()
+        masses = grid.diff() * (values[1:] + values[:-1]) / 2
+        cumulative = torch.cat([torch.zeros(1, dtype=torch.float64), masses.cumsum(0)])
+        self.grid = grid
+        self.values = values / cumulative[-1]
+        self.path = path
+        self._cumulative = cumulative / cumulative[-1]
+        filled = torch.nonzero(masses > 0).flatten()
+        self._first, self._last = int(filled[0]), int(filled[-1])
+        self.low, self.high = float(grid[self._first]), float(grid[self._last + 1])
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Tabulated:
+        """Read a JSON file that holds `{"table": {"t": [...], "pdf": [...]}}`, such as a saved design.
+
+        Raises:
+            UserError: If the file is missing, is not such a file, or its table breaks the class's rules.
+        """
+        name = fspath(path)
+        try:
+            with open(name, encoding="utf-8") as file:
+                content = json.load(file)
+        except OSError as error:
+            raise UserError(f"{name}: cannot be read ({error.strerror})") from error
+        except ValueError as error:
+            raise UserError(f"{name}: is not JSON ({error})") from error
+        try:
+            t, pdf = content["table"]["t"], content["table"]["pdf"]
+            t, pdf = [float(value) for value in t], [float(value) for value in pdf]
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f'{name}: holds no density table: expected {{"table": {{"t": [...], "pdf": [...]}}}}'
+            ) from error
+        return cls(t, pdf, path=name)
+
+    def gaps(self) -> list[tuple[float, float]]:
+        """Intervals of [0, 1] with zero density, in order; empty cells inside the grid count."""
+        empty = (self.values[1:] + self.values[:-1] == 0).nonzero().flatten().tolist()
+        inside = [
+            (float(self.grid[k]), float(self.grid[k + 1])) for k in empty if self._first < k < self._last
+        ]
+        return sorted(super().gaps() + inside)
+
+    def _cell(self, index: Tensor) -> tuple[Tensor, ...]:
+        """Ends of the cells, the pdf there and the CDF there."""
+        grid, values, cumulative = (
+            table.to(index.device) for table in (self.grid, self.values, self._cumulative)
+        )
+        return (
+            grid[index],
+            grid[index + 1],
+            values[index],
+            values[index + 1],
+            cumulative[index],
+            cumulative[index + 1],
+        )
+
+    def _locate(self, t: Tensor) -> tuple[Tensor, ...]:
+        """Place of t within its cell, 0 to 1, then what `_cell` returns."""
+        index = torch.searchsorted(self.grid.to(t.device), t.contiguous(), right=True) - 1
+        cell = self._cell(index.clamp(0, len(self.grid) - 2))
+        return (t - cell[0]) / (cell[1] - cell[0]), *cell
+
+    def _pdf(self, t: Tensor) -> Tensor:
+        x, _, _, p0, p1, _, _ = self._locate(t)
+        return (1 - x) * p0 + x * p1
+
+    def _cdf(self, t: Tensor) -> Tensor:
+        x, _, _, p0, p1, f0, f1 = self._locate(t)
+        total = p0 + p1
+        share = x * (p0 * (2 - x) + p1 * x) / torch.where(total > 0, total, 1.0)
+        return f0 + (f1 - f0) * share
+
+    def _quantile(self, u: Tensor) -> Tensor:
+        # The left side finds the first grid point with cdf >= u, so an empty cell is never entered.
+        index = torch.searchsorted(self._cumulative.to(u.device), u.contiguous()) - 1
+        t0, t1, p0, p1, f0, f1 = self._cell(index.clamp(self._first, self._last))
+        share = ((u - f0) / (f1 - f0)).clamp(0, 1)
+        # p0 x + (p1 - p0) x^2 / 2 = share (p0 + p1) / 2 at the place x in the cell; this form of the root
+        # adds only terms that are not negative.
+        x = share * (p0 + p1) / (p0 + torch.hypot((1 - share).sqrt() * p0, share.sqrt() * p1))
+        return torch.minimum(t0 + x * (t1 - t0), t1)
+
+    def __str__(self) -> str:
+        if self.path is not None:
+            return f"table({self.path!r})"
+        return f"table({len(self.grid)} points, sha256 {self._digest()[:12]})"
+
+    def __repr__(self) -> str:
+        return f"Tabulated({len(self.grid)} points on [{self.low:g}, {self.high:g}])"
+
+    def _digest(self) -> str:
+        return hashlib.sha256(torch.stack([self.grid, self.values]).numpy().tobytes()).hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Tabulated)
+            and torch.equal(self.grid, other.grid)
+            and torch.equal(self.values, other.values)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self._digest())

@@ -1,0 +1,27 @@
+"""Training: from a configuration to a run folder, and back to a model."""
+
+from flowtempo.training.config import (
+    ObjectiveConfig,
+    OptimizerConfig,
+    TimestepConfig,
+    TrainConfig,
+    load_config,
+    save_config,
+)
+from flowtempo.training.loop import TrainResult, train
+from flowtempo.training.run import LoadedRun, Track, check_match, load_run
+
+__all__ = [
+    "LoadedRun",
+    "ObjectiveConfig",
+    "OptimizerConfig",
+    "TimestepConfig",
+    "Track",
+    "TrainConfig",
+    "TrainResult",
+    "check_match",
+    "load_config",
+    "load_run",
+    "save_config",
+    "train",
+]

@@ -1,0 +1,236 @@
+"""The typed configuration of a training run, as YAML files and the command line spell it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from flowtempo.data import DataConfig
+from flowtempo.densities import parse
+from flowtempo.errors import UserError
+from flowtempo.interpolants import interpolant
+from flowtempo.models import ModelConfig
+from flowtempo.objectives import Objective
+from flowtempo.predictions import Prediction
+from flowtempo.timesteps import Proposal, Spacing
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """What is optimised at one time t; `timesteps.target` says over which times it is averaged.
+
+    Args:
+        interpolant: The path between noise and data: linear, trigonometric or variance_preserving.
+        prediction: What the network's output stands for.
+        direction: Coefficient of the velocity-direction loss (FasterDiT, arXiv:2410.10356); 0 leaves it out.
+    """
+
+    interpolant: str = "linear"
+    prediction: Prediction = "velocity"
+    direction: float = 0.0
+
+    def build(self) -> Objective:
+        """The objective that these settings describe."""
+        return Objective(interpolant(self.interpolant), self.prediction, self.direction)
+
+
+@dataclass(frozen=True)
+class TimestepConfig:
+    """Where on the noise axis times are drawn. t = 0 is noise, t = 1 is data.
+
+    Args:
+        target: The density that the objective is averaged over, as text: uniform, logit_normal(0, 1),
+            mixture(logit_normal(0, 1), 0.1), truncated(uniform, 0.01, 0.99) or a density.json file.
+        density: Draw from this density instead and weight each loss by target/density, which keeps the
+            objective and changes only its variance. null draws from the target itself.
+        spacing: stratified puts one draw of the global batch in each of batch_size equal parts of the
+            density; independent draws freely.
+    """
+
+    target: str = "uniform"
+    density: str | None = None
+    spacing: Spacing = "independent"
+
+    def build(self) -> Proposal:
+        """The proposal that these settings describe."""
+        drawn = None if self.density is None else parse(self.density)
+        return Proposal(parse(self.target), drawn, self.spacing)
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW.
+
+    Args:
+        lr: Learning rate after warm-up.
+        betas: Decay rates of the two moments.
+        weight_decay: Decoupled weight decay, on every parameter.
+        warmup_steps: Steps over which the learning rate rises linearly from 0.
+        lr_schedule: constant, or cosine down to 0 at the last step.
+        clip_norm: Scale gradients down to this global norm; null does not.
+    """
+
+    lr: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+    warmup_steps: int = 0
+    lr_schedule: Literal["constant", "cosine"] = "constant"
+    clip_norm: float | None = None
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A training run.
+
+    Args:
+        data: The images.
+        model: The network.
+        objective: The loss at one time t.
+        timesteps: Where t is drawn.
+        optimizer: AdamW and its learning rate.
+        reference_data: Images of the reference loss; null takes a fixed subset of the training images.
+        steps: Optimizer steps.
+        batch_size: Images per optimizer step, over all processes and accumulated parts together.
+        accumulate: Parts that a process cuts its share of the batch into, to save memory.
+        seed: Seed of the initial weights and of every draw.
+        label_dropout: Probability that a label is replaced by the null label, for classifier-free
+            guidance; null means 0.1 for labelled data.
+        ema_decay: Decay of the averaged weights, reached through min(decay, (1 + k) / (10 + k)) at step k.
+        precision: fp32, or bf16 autocast (weights, averages, times and losses stay float32).
+        log_every: Steps between lines of metrics.jsonl.
+        reference_every: Steps between reference losses.
+        reference_count: Images of the reference loss; each is used once in each of 10 bands of t.
+        checkpoint_every: Steps between checkpoints.
+        keep_checkpoints: Keep only this many of the newest checkpoints; null keeps all.
+        compile: Compile the network with torch.compile; null does so on CUDA only.
+    """
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    timesteps: TimestepConfig = field(default_factory=TimestepConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    reference_data: DataConfig | None = None
+    steps: int = 1000
+    batch_size: int = 128
+    accumulate: int = 1
+    seed: int = 0
+    label_dropout: float | None = None
+    ema_decay: float = 0.9999
+    precision: Literal["fp32", "bf16"] = "fp32"
+    log_every: int = 50
+    reference_every: int = 500
+    reference_count: int = 256
+    checkpoint_every: int = 500
+    keep_checkpoints: int | None = None
+    compile: bool | None = None
+
+
+# What may differ when a run is resumed: none of these changes the weights of any step.
+_FREE_KEYS = frozenset(
+    {"steps", "log_every", "reference_every", "checkpoint_every", "keep_checkpoints", "compile"}
+)
+
+
+def check(config: TrainConfig) -> None:
+    """Check what the types cannot say.
+
+    Raises:
+        UserError: Names the key, its value and the range.
+    """
+    positive = ("steps", "batch_size", "accumulate", "log_every", "reference_every", "reference_count")
+    for key in (*positive, "checkpoint_every", "keep_checkpoints"):
+        value = getattr(config, key)
+        if value is not None and value < 1:
+            raise UserError(f"{key} is {value}: it must be at least 1")
+    if config.seed < 0:
+        raise UserError(f"seed is {config.seed}: it must not be negative")
+    dropout, decay, optimizer = config.label_dropout, config.ema_decay, config.optimizer
+    if dropout is not None and not 0 <= dropout <= 1:
+        raise UserError(f"label_dropout is {dropout}: it must be a probability, 0 to 1")
+    if not 0 <= decay < 1:
+        raise UserError(f"ema_decay is {decay}: it must be at least 0 and less than 1")
+    if not (optimizer.lr > 0 and math.isfinite(optimizer.lr)):
+        raise UserError(f"optimizer.lr is {optimizer.lr}: it must be positive")
+    if not all(0 <= beta < 1 for beta in optimizer.betas):
+        raise UserError(f"optimizer.betas is {list(optimizer.betas)}: both must be in [0, 1)")
+    if not (optimizer.weight_decay >= 0 and math.isfinite(optimizer.weight_decay)):
+        raise UserError(f"optimizer.weight_decay is {optimizer.weight_decay}: it must not be negative")
+    if optimizer.warmup_steps < 0:
+        raise UserError(f"optimizer.warmup_steps is {optimizer.warmup_steps}: it must not be negative")
+    if optimizer.clip_norm is not None and not optimizer.clip_norm > 0:
+        raise UserError(f"optimizer.clip_norm is {optimizer.clip_norm}: it must be positive, or null")
+
+
+def to_dict(config: TrainConfig) -> dict[str, Any]:
+    """The configuration as plain mappings, lists and scalars."""
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    return plain
+
+
+def save_config(config: TrainConfig, path: Path) -> None:
+    """Write the configuration as YAML."""
+    from flowtempo.files import atomic_write
+
+    with atomic_write(path) as file:
+        yaml.safe_dump(to_dict(config), file, sort_keys=False)
+
+
+def load_config(path: Path) -> TrainConfig:
+    """Read what `save_config` wrote.
+
+    Raises:
+        UserError: Not such a file; names it and the key.
+    """
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(TrainConfig, nested_key=None)
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise UserError(f"{path}: expected keys and values, found {type(content).__name__}")
+        values = parser.instantiate(parser.parse_object(content))
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file (is {path.parent} a run folder?)") from error
+    except (yaml.YAMLError, UnicodeDecodeError, argparse.ArgumentError) as error:
+        raise UserError(f"{path}: {' '.join(str(error).split())}") from error
+    return TrainConfig(**{key.name: values[key.name] for key in dataclasses.fields(TrainConfig)})
+
+
+def check_resumable(old: TrainConfig, new: TrainConfig, run_folder: Path) -> None:
+    """Check that going on under `new` repeats what an uninterrupted run would have done.
+
+    Raises:
+        UserError: Names the keys that differ.
+    """
+    before, after = _flatten(to_dict(old)), _flatten(to_dict(new))
+    changed = [key for key in after if before.get(key) != after[key] and key not in _FREE_KEYS]
+    if changed:
+        told = ", ".join(f"{key} ({before.get(key)} -> {after[key]})" for key in changed)
+        raise UserError(
+            f"{run_folder} was started with other settings: {told}; "
+            "resume with those of its config.yaml, or start a new run folder"
+        )
+    if old.steps != new.steps and new.optimizer.lr_schedule == "cosine":
+        raise UserError(
+            f"{run_folder} was started with steps {old.steps}, which its cosine lr_schedule depends on: "
+            "resume with the same steps, or start a new run folder"
+        )
+
+
+def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

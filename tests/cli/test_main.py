@@ -1,0 +1,88 @@
+"""The command line as a person meets it: help, and one line for each mistake."""
+
+import pytest
+
+from flowtempo.cli.main import COMMANDS, main
+
+
+def run(capsys, *words):
+    status = main(words)
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])
+def test_help_lists_every_command(capsys, words):
+    status, out, _ = run(capsys, *words)
+    assert status == 0
+    assert all(name in out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_examples(capsys, name):
+    with pytest.raises(SystemExit) as stopped:
+        main([name, "--help"])
+    out = capsys.readouterr().out
+    assert stopped.value.code == 0
+    assert f"usage: flowtempo {name}" in out
+    assert f"  flowtempo {name}" in out.split("examples:")[1]
+
+
+def error_line(capsys, *words):
+    status, _, err = run(capsys, *words)
+    assert status == 2
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1, err
+    return err
+
+
+def test_unknown_command_lists_the_known_ones(capsys):
+    assert "measure, design" in error_line(capsys, "trian")
+
+
+def test_missing_files_are_named(capsys, tmp_path):
+    missing = str(tmp_path / "no.json")
+    assert missing in error_line(capsys, "design", missing)
+    assert missing in error_line(capsys, "generate", missing)
+    assert missing in error_line(capsys, "evaluate", missing)
+    assert missing in error_line(capsys, "report", missing)
+    assert missing in error_line(capsys, "train", "--run", str(tmp_path / "r"), "--timesteps.target", missing)
+
+
+def test_unknown_recipe_lists_the_shipped_ones(capsys, tmp_path):
+    err = error_line(capsys, "train", "fashion", "--run", str(tmp_path / "r"))
+    assert "fashion: no such recipe" in err
+    assert "digits, fashion-mnist" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("stepz: 4\n", "unknown key 'stepz'; did you mean 'steps'?"),
+        ("optimizer: {learning_rate: 1}\n", "unknown key 'optimizer.learning_rate'"),
+        ("steps: many\n", 'option "steps": Expected a whole number. Got value: many'),
+        ("data: {kind: mnist}\n", "Got value: mnist"),
+        ("data: {kind: idx\n", "not valid YAML"),
+        ("- 1\n", "expected keys and values"),
+        ("data: digits\n", "data"),
+    ],
+)
+def test_mistakes_in_a_recipe_name_the_file(capsys, tmp_path, text, told):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(text)
+    err = error_line(capsys, "train", str(recipe), "--run", str(tmp_path / "r"))
+    assert str(recipe) in err
+    assert told in err
+    assert not (tmp_path / "r").exists()
+
+
+def test_wrong_option_points_to_the_help(capsys, tmp_path):
+    assert "flowtempo train --help" in error_line(capsys, "train", "--stepz", "3", "--run", str(tmp_path))
+    assert "--run" in error_line(capsys, "train", "digits")
+
+
+def test_unknown_density_lists_the_known_ones(capsys, tmp_path):
+    err = error_line(
+        capsys, "train", "digits", "--run", str(tmp_path / "r"), "--timesteps.target", "lognormal(0,1)"
+    )
+    assert "logit_normal" in err

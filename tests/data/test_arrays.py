@@ -1,0 +1,150 @@
+import io
+import zipfile
+
+import numpy as np
+import pytest
+
+from flowtempo.data import DataConfig, load
+from flowtempo.errors import UserError
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (6, 3, 8, 7), dtype=np.uint8)
+LATENTS = np.random.default_rng(0).normal(size=(6, 16, 8, 8)).astype(np.float32)
+LABELS = np.array([0, 3, 1, 1, 0, 2], np.int32)
+
+
+def read(path, labels=None, **options):
+    return load(DataConfig("array", str(path), None if labels is None else str(labels), **options))
+
+
+def write(path, array):
+    np.save(path, array)
+    return path
+
+
+def test_npy_is_memory_mapped(tmp_path):
+    data = read(write(tmp_path / "x.npy", PIXELS))
+    np.testing.assert_array_equal(data.images, PIXELS)
+    base = data.images
+    while base is not None and not isinstance(base, np.memmap):
+        base = base.base
+    assert isinstance(base, np.memmap)
+    assert data.labels is None
+    assert data.num_classes == 0
+
+
+def test_axis_orders_agree(tmp_path):
+    last = PIXELS.transpose(0, 2, 3, 1)
+    want = read(write(tmp_path / "first.npy", PIXELS)).fingerprint
+    assert read(write(tmp_path / "last.npy", last)).fingerprint == want
+    assert read(write(tmp_path / "last.npy", last), layout="nhwc").fingerprint == want
+    assert read(write(tmp_path / "fortran.npy", np.asfortranarray(PIXELS))).fingerprint == want
+    grey = read(write(tmp_path / "grey.npy", PIXELS[:, 0]))
+    np.testing.assert_array_equal(grey.images, PIXELS[:, :1])
+
+
+def test_latents_need_a_layout(tmp_path):
+    file = write(tmp_path / "x.npy", LATENTS)
+    with pytest.raises(UserError, match="no axis of size 1, 3 or 4 for channels: set layout"):
+        read(file)
+    np.testing.assert_array_equal(read(file, layout="nchw").images, LATENTS)
+    assert read(file, layout="nhwc").shape == (8, 16, 8)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, 3), (2, 1, 9, 4), (2, 4, 4, 4)])
+def test_two_possible_channel_axes(shape, tmp_path):
+    with pytest.raises(UserError, match="either axis 1 or axis 3 for channels: set layout"):
+        read(write(tmp_path / "x.npy", np.zeros(shape, np.uint8)))
+
+
+@pytest.mark.parametrize("images", ["images", "x", "arr_0"])
+@pytest.mark.parametrize("labels", ["labels", "y", "arr_1", None])
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_npz_keys(images, labels, save, tmp_path):
+    arrays = {images: PIXELS} | ({} if labels is None else {labels: LABELS})
+    save(tmp_path / "x.npz", other=np.zeros(3), **arrays)
+    data = read(tmp_path / "x.npz")
+    np.testing.assert_array_equal(data.images, PIXELS)
+    if labels is None:
+        assert data.labels is None
+    else:
+        assert data.labels.tolist() == LABELS.tolist()
+        assert data.labels.dtype == np.int64
+        assert data.num_classes == 4
+
+
+def test_separate_labels(tmp_path):
+    labels = write(tmp_path / "y.npy", LABELS)
+    assert read(write(tmp_path / "x.npy", PIXELS), labels).num_classes == 4
+    np.savez(tmp_path / "x.npz", x=PIXELS, y=LABELS)
+    with pytest.raises(UserError, match="holds labels already"):
+        read(tmp_path / "x.npz", labels)
+
+
+def bytes_of(save, *args, **kwargs):
+    buffer = io.BytesIO()
+    save(buffer, *args, **kwargs)
+    return buffer.getvalue()
+
+
+def corrupt_member():
+    content = bytearray(bytes_of(np.savez, x=PIXELS))
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        start = archive.infolist()[0].header_offset
+    content[start + 400] ^= 0xFF
+    return bytes(content)
+
+
+OBJECTS = np.empty(2, dtype=object)
+OBJECTS[:] = [np.zeros((3, 4, 4)), np.zeros((3, 5, 5))]
+NAN = np.where(np.arange(6)[:, None, None, None] == 4, np.float32(np.nan), PIXELS.astype(np.float32))
+
+FAULTS = {
+    "empty.npy": (b"", "not a .npy file"),
+    "pickle.npy": (b"\x80\x04N.", "not a .npy file"),
+    "cut.npy": (bytes_of(np.save, PIXELS)[:-1], "damaged or cut short"),
+    "header.npy": (bytes_of(np.save, PIXELS)[:20], "damaged or cut short"),
+    "objects.npy": (bytes_of(np.save, OBJECTS), "mixed shapes"),
+    "double.npy": (bytes_of(np.save, LATENTS.astype(float)[:, :3]), "uint8 or native float32, got float64"),
+    "swapped.npy": (bytes_of(np.save, LATENTS.astype(">f4")[:, :3]), "native float32"),
+    "int.npy": (bytes_of(np.save, PIXELS.astype(int)), "got int64"),
+    "text.npy": (bytes_of(np.save, np.full((2, 3, 4, 5), "a")), "uint8 or native float32"),
+    "flat.npy": (bytes_of(np.save, PIXELS.reshape(6, -1)), r"images must be \(N, H, W\)"),
+    "none.npy": (bytes_of(np.save, PIXELS[:0]), "no empty axis"),
+    "nan.npy": (bytes_of(np.save, NAN), "image 4 holds NaN"),
+    "empty.npz": (b"", "damaged .npz"),
+    "cut.npz": (bytes_of(np.savez, x=PIXELS)[:-30], "damaged .npz"),
+    "corrupt.npz": (corrupt_member(), "damaged .npz"),
+    "objects.npz": (bytes_of(np.savez, x=OBJECTS), "mixed shapes"),
+    "statistics.npz": (
+        bytes_of(np.savez, mu=np.zeros(3), sigma=np.eye(3)),
+        "holds mu, sigma; the",
+    ),
+    "nothing.npz": (bytes_of(np.savez), "holds nothing"),
+    "twice.npz": (bytes_of(np.savez, x=PIXELS, images=PIXELS), "images and x: which is meant"),
+    "one-hot.npz": (bytes_of(np.savez, x=PIXELS, y=np.eye(6, dtype=int)), "labels must be 6 integers"),
+    "float-labels.npz": (bytes_of(np.savez, x=PIXELS, y=LABELS / 1), "labels must be 6 integers"),
+    "few-labels.npz": (bytes_of(np.savez, x=PIXELS, y=LABELS[1:]), "labels must be 6 integers"),
+    "negative.npz": (bytes_of(np.savez, x=PIXELS, y=LABELS - 1), "from -1"),
+    "images.pt": (b"PK", "not a .npy or .npz file"),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "message"), [(k, *v) for k, v in FAULTS.items()], ids=FAULTS)
+def test_faults_are_one_line_and_name_the_file(name, content, message, tmp_path):
+    file = tmp_path / name
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=message) as caught:
+        read(file)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_layout_without_effect(tmp_path):
+    with pytest.raises(UserError, match="layout=nchw has no effect"):
+        read(write(tmp_path / "x.npy", PIXELS[:, 0]), layout="nchw")
+
+
+def test_a_folder_named_like_a_file(tmp_path):
+    (tmp_path / "x.npy").mkdir()
+    with pytest.raises(UserError, match="cannot be read"):
+        read(tmp_path / "x.npy")
