@@ -3,8 +3,8 @@
     make bench-fashion-mnist
 
 Calls the commands that a person would type, in a temporary folder, and writes what they measured to
-benchmarks/results/fashion_mnist.json, with the plot of the bracket and a grid of images beside it. One seed of
-one recipe: it shows that the job runs and how long it takes, and compares nothing.
+benchmarks/results/fashion_mnist.json, with the plot of the bracket and a grid of images beside it. One seed
+of one recipe: it shows that the job runs and how long it takes, and compares nothing.
 """
 
 from __future__ import annotations

@@ -64,13 +64,19 @@ def test_leave_one_out_is_its_formula(kind, formulas, rng):
     torch.testing.assert_close(leave_one_out(x, LOG_SNR, noises).mean, expected, rtol=1e-6, atol=0)
 
 
-def test_float32_is_safe(rng):
+@pytest.mark.parametrize("kind", ["even", "neighbours far and close together"])
+def test_float32_is_safe(kind, rng):
     """The same data in both precisions: the exponents that matter survive float32 up to log-SNR 14."""
     x = (torch.randn(300, 24, generator=rng) + 2).double()
+    if kind == "neighbours far and close together":
+        # Seen from the first eight points the others differ by less than a float32 of their distance.
+        x[:8] *= 30
+        x[8:] *= 0.003
     noises = torch.randn(4, 24, generator=rng, dtype=torch.float64)
     narrow, wide = (leave_one_out(data, LOG_SNR, noises) for data in (x.float(), x))
     torch.testing.assert_close(narrow.mean, wide.mean, rtol=1e-5, atol=0)
-    torch.testing.assert_close(narrow.stderr, wide.stderr, rtol=1e-4, atol=0)
+    if kind == "even":
+        torch.testing.assert_close(narrow.stderr, wide.stderr, rtol=1e-4, atol=0)
     for form in ("tower", "quadratic"):
         narrow, wide = (in_sample(data, LOG_SNR, noises, form=form) for data in (x.float(), x))
         torch.testing.assert_close(narrow.mean, wide.mean, rtol=1e-5, atol=1e-6)
@@ -121,6 +127,14 @@ def test_two_atoms_have_the_binary_mmse():
     assert profile.counts["copies"] == 62
 
 
+def test_a_block_without_which_nothing_is_left_stays():
+    """All points but one are equal: that one is every other's only reference."""
+    x = torch.cat([torch.zeros(63, 1), torch.ones(1, 1)])
+    profile = leave_one_out(x, LOG_SNR)
+    torch.testing.assert_close(profile.mean, torch.ones(11, dtype=torch.float64))
+    torch.testing.assert_close(profile.stderr, torch.zeros(11, dtype=torch.float64), atol=1e-6, rtol=0)
+
+
 def test_leave_one_out_leaves_copies_out_too():
     x = torch.tensor([[-1.0], [1.0]]).repeat(32, 1)
     torch.testing.assert_close(leave_one_out(x, LOG_SNR).mean, torch.full((11,), 4.0, dtype=torch.float64))
@@ -157,7 +171,7 @@ def test_all_profiles_are_finite_and_bounded(dim, count, seed):
     widest = float(torch.cdist(x, x).max()) ** 2 / dim
     assert float(upper.mean.max()) <= widest
     assert float(lower.mean.max()) <= widest
-    assert float(lower.mean[-1]) < 1e-4
+    assert float(lower.mean[-1]) < 0.01
 
 
 def estimate(case, x, seed):
@@ -166,9 +180,9 @@ def estimate(case, x, seed):
         return leave_one_out(x, grid, 1, seed=seed)
     if case == "few queries":
         return in_sample(x, grid, 2, queries=32, seed=seed)
-    if case == "shared noises":
-        noises = torch.randn(3, x.shape[1], generator=torch.Generator().manual_seed(seed))
-        return in_sample(x, grid, noises, seed=seed)
+    if "shared noises" in case:
+        noises = torch.randn(12, x.shape[1], generator=torch.Generator().manual_seed(seed))
+        return (leave_one_out if "leave" in case else in_sample)(x, grid, noises, seed=seed)
     return in_sample(x, grid, 2, form=case, seed=seed)
 
 
@@ -176,6 +190,7 @@ def estimate(case, x, seed):
     ("case", "count", "dim"),
     [
         ("shared noises", 128, 1),
+        ("leave one out, shared noises", 128, 1),
         ("leave one out", 64, 4),
         ("few queries", 64, 4),
         *(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from flowtempo.errors import UserError
 from flowtempo.variance import spectral
 from flowtempo.variance.estimate import by_fold
-from flowtempo.variance.linear import SHRINKAGES, spectral_errors
+from flowtempo.variance.linear import SHRINKAGES, _fit, spectral_errors
 from flowtempo.variance.points import prepare
 
 GRID = torch.tensor([-14.0, -6, -2, 0, 2, 6, 14], dtype=torch.float64)
@@ -110,6 +110,8 @@ def test_the_rank_is_bounded(monkeypatch):
     x = torch.randn(400, 20, generator=generator, dtype=torch.float64)
     profile = spectral(x, GRID)
     true = 1 / (1 + GRID.exp())
+    points = prepare(x, seed=0)
+    assert _fit(points, points.fold(0)).directions.shape == (20, 7)
     assert float(((profile.mean - true) / profile.stderr).min()) > -4
     assert float((profile.mean / true).max()) < 1.2
 

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import difflib
 import inspect
+import json
 import typing
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -125,7 +126,7 @@ def load_recipe(name_or_path: str) -> dict[str, Any]:
     parser.add_class_arguments(TrainConfig, nested_key=None)
     known = _leaf_keys(parser.get_defaults())
     for key in _leaf_keys(content):
-        if key not in known and not any(other.startswith(f"{key}.") for other in known):
+        if not any(f"{key}.".startswith(f"{other}.") or other.startswith(f"{key}.") for other in known):
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
             raise UserError(f"{path}: unknown key {key!r}; {hint}")
@@ -188,20 +189,8 @@ def _usage(function: Callable[..., Any], name: str, takes_recipe: bool) -> str:
 
 def _recipe_arguments(name_or_path: str, keys: tuple[str, ...]) -> list[str]:
     recipe = load_recipe(name_or_path)
-    return [
-        f"--{key}={value}"
-        for section in keys
-        if section in recipe
-        for key, value in _options(section, recipe[section])
-    ]
-
-
-def _options(prefix: str, value: Any) -> list[tuple[str, str]]:
-    if isinstance(value, dict):
-        return [pair for key, inner in value.items() for pair in _options(f"{prefix}.{key}", inner)]
-    return [
-        (prefix, "null" if value is None else yaml.safe_dump(value, default_flow_style=True).split("\n")[0])
-    ]
+    # JSON is YAML, which is what the parser reads values as; later words override single keys of a section.
+    return [f"--{key}={json.dumps(recipe[key])}" for key in keys if key in recipe]
 
 
 def _leaf_keys(content: dict[str, Any] | Namespace, prefix: str = "") -> list[str]:
