@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flowtempo.design import variance_curve
-from flowtempo.design.curve import interpolate, time_grid
+from flowtempo.design.curve import time_grid
 from flowtempo.interpolants import INTERPOLANTS, Linear, VariancePreserving, interpolant
 from flowtempo.predictions import PREDICTIONS, error_factor
 from flowtempo.variance import VarianceProfile
@@ -29,8 +29,7 @@ def test_gaussian_closed_form(name, prediction, variance):
     t = torch.linspace(0.001, 0.999, 400, dtype=torch.float64)
     curve = variance_curve(gaussian_profile(variance), path, prediction, t)
     true = error_factor(prediction, path, t) * variance / (1 + variance * path.log_snr(t).exp())
-    # The profile's first point, at log-SNR -14, stands for the total variance.
-    torch.testing.assert_close(curve.mean, true, rtol=3e-6 * max(1, variance), atol=0)
+    torch.testing.assert_close(curve.mean, true, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("variance", [0.25, 1.0, 4.0])
@@ -93,11 +92,3 @@ def test_time_grid_resolves_both_ends():
     inner = time_grid(0.1, 0.37)
     assert inner[0] == 0.1
     assert inner[-1] == 0.37
-
-
-def test_interpolation_passes_through_its_points():
-    grid = torch.tensor([0.0, 1.0, 3.0], dtype=torch.float64)
-    values = torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64)
-    x = torch.tensor([-math.inf, 0.0, 0.5, 1.0, 2.0, 3.0, math.inf], dtype=torch.float64)
-    assert interpolate(x, grid, values).tolist() == [1.0, 1.0, 1.5, 2.0, 1.0, 0.0, 0.0]
-    assert interpolate(x[:2], grid[:1], values[:1]).tolist() == [1.0, 1.0]

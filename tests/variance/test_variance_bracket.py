@@ -9,7 +9,8 @@ import torch
 
 from flowtempo.errors import UserError
 from flowtempo.variance import Bracket, VarianceProfile, in_sample, leave_one_out, measure
-from flowtempo.variance.estimate import Jackknifed, average, least
+from flowtempo.variance.bracket import _controlled
+from flowtempo.variance.estimate import Jackknifed, average, least, pointwise
 from flowtempo.variance.points import prepare
 
 GRID = torch.tensor([-14.0, -8, -4, -2, -1, 0, 1, 2, 4, 8, 14], dtype=torch.float64)
@@ -84,6 +85,8 @@ def test_contains_the_mixture_mmse(dim, count):
         assert (upper.mean >= true - 4 * upper.stderr).all()
         posterior, linear = bracket.candidates[1:]
         chosen.append(float((linear.mean - posterior.mean).max()))
+        least_of_both = torch.minimum(posterior.mean, linear.mean)
+        assert ((upper.mean - least_of_both).abs() <= 3 * (upper.stderr + linear.stderr)).all()
     if dim < count:
         assert min(chosen) > 0.02
 
@@ -111,6 +114,24 @@ def test_choice_carries_its_own_error():
     chosen = least([first, second])
     for fold in chosen:
         assert fold.mean.tolist() == [1.0, 1.0]
+
+
+def test_the_control_does_not_shift_the_mean():
+    """A slope fitted to the queries that it corrects would: 20,000 curves with 8 queries a fold show it."""
+    generator = torch.Generator().manual_seed(0)
+    points = prepare(torch.randn(64, 1, generator=generator), seed=0)
+    query = torch.cat([points.queries(block, points.blocks) for block in range(points.blocks)])
+    control = torch.randn(64, 20000, generator=generator, dtype=torch.float64).exp()
+    value = control.sqrt()
+    controlled = average(
+        points,
+        _controlled(
+            points, pointwise(points, value[query], query), pointwise(points, control, torch.arange(64))
+        ),
+    )
+    shift = controlled.mean - value.mean(0)
+    assert abs(float(shift.mean())) < 4 * float(shift.std()) / math.sqrt(20000)
+    assert float(shift.std()) < 0.9 * float((value[query].mean(0) - value.mean(0)).std())
 
 
 def test_the_control_removes_what_the_queries_do_not_show():
@@ -262,6 +283,9 @@ def test_an_unwritable_place_is_named(bracket, tmp_path):
     with pytest.raises(UserError, match="cannot be written"):
         bracket.save(blocked / "profile.json")
     profile = VarianceProfile(**{**bracket.lower.__dict__, "data": {"name": object()}})
+    with pytest.raises(UserError, match="cannot be written as JSON"):
+        profile.save(tmp_path / "profile.json")
+    profile = VarianceProfile(**{**bracket.lower.__dict__, "data": {"mean": math.nan}})
     with pytest.raises(UserError, match="cannot be written as JSON"):
         profile.save(tmp_path / "profile.json")
     assert not (tmp_path / "profile.json").exists()

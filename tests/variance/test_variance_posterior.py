@@ -181,7 +181,7 @@ def estimate(case, x, seed):
     if case == "few queries":
         return in_sample(x, grid, 2, queries=32, seed=seed)
     if "shared noises" in case:
-        noises = torch.randn(12, x.shape[1], generator=torch.Generator().manual_seed(seed))
+        noises = torch.randn(12, x.shape[1], generator=torch.Generator().manual_seed(10_000 + seed))
         return (leave_one_out if "leave" in case else in_sample)(x, grid, noises, seed=seed)
     return in_sample(x, grid, 2, form=case, seed=seed)
 
@@ -217,6 +217,23 @@ def test_standard_errors_are_the_spread_over_data_sets(case, count, dim):
     assert float(ratio.max()) < 1.6, ratio
     inside = ((means - means.mean(0)).abs() < 2 * errors).double().mean(0)[seen]
     assert float(inside.min()) > 0.85, inside
+
+
+@pytest.mark.parametrize("form", ["tower", "quadratic", "leave_one_out"])
+def test_shared_noises_have_their_own_error(form, rng):
+    """With the data held fast, the spread over sets of noises is what is added to the jackknife."""
+    points = prepare(torch.randn(100, 2, generator=rng, dtype=torch.float64), seed=0)
+    run = tower if form == "tower" else lambda *args, **options: direct(*args, form=form, **options)
+    grid = torch.tensor([-3.0, 0.0, 2.0], dtype=torch.float64)
+    means, variances = [], []
+    for _ in range(120):
+        noises = torch.randn(8, 2, generator=rng, dtype=torch.float64)
+        estimate = run(points, 100, grid, noises, seed=0)
+        means.append(estimate.value.mean(0))
+        variances.append(estimate.noise_variance)
+    ratio = torch.stack(variances).mean(0) / torch.stack(means).var(0)
+    assert float(ratio.min()) > 0.65, ratio
+    assert float(ratio.max()) < 1.5, ratio
 
 
 def test_seeds_decide_everything(rng):

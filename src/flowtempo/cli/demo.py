@@ -69,7 +69,7 @@ def demo(output: str = "runs/demo", steps: int = 800) -> int:
             say(f"stopped and saved at step {result.step}; run the same command to go on")
             return result.exit_code
         evaluations[name] = []
-        for step in range(config.checkpoint_every, steps + 1, config.checkpoint_every):
+        for step in sorted({*range(config.checkpoint_every, steps, config.checkpoint_every), steps}):
             record = run / "evaluations" / f"step-{step:08d}.json"
             if record.exists():
                 evaluations[name].append(Evaluation.load(record))

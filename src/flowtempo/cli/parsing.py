@@ -62,9 +62,9 @@ def build_parser(
 ) -> ArgumentParser:
     """Generate a command's parser from its signature and docstring.
 
-    A parameter without default is positional (a `list[str]` takes one word or more) or, when keyword-only, a
-    required option; a `bool` is a flag; a `TrainConfig` spreads its keys over the command line; everything
-    else becomes `--name VALUE`.
+    A parameter without default is positional or, when keyword-only, a required option; a `list[str]` takes
+    one word or more; a `bool` is a flag; a `TrainConfig` spreads its keys over the command line; anything else
+    becomes `--name VALUE`.
     """
     documentation = docstring_parser.parse(inspect.getdoc(function) or "")
     described = {parameter.arg_name: parameter.description for parameter in documentation.params}
@@ -89,7 +89,9 @@ def build_parser(
         elif hint is bool:
             parser.add_argument(f"--{parameter.name}", action="store_true", help=help_text)
         elif parameter.default is not inspect.Parameter.empty:
-            continue
+            if hint != list[str]:
+                continue
+            parser.add_argument(f"--{parameter.name}", nargs="+", default=parameter.default, help=help_text)
         elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             parser.add_argument(f"--{parameter.name}", required=True, type=hint, help=help_text)
         elif hint == list[str]:

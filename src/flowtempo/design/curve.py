@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from flowtempo.errors import UserError
 from flowtempo.interpolants import Interpolant
 from flowtempo.predictions import Prediction, scaled_error_factor
 from flowtempo.variance import VarianceProfile
 
 _UNIFORM_POINTS = 2049
-_END_POINTS = 64
-_NEAREST_END = 1e-9
+# Towards an end the distance to it falls by 3% from point to point, from 0.05 on.
+_END_POINTS = 600
+_NEAREST_END, _FARTHEST_END = 1e-9, 0.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +44,9 @@ def variance_curve(
     V = f G with the posterior variance G and the factor f of `predictions.error_factor` (for velocity
     V = (W / sigma)^2 G: authors' reply to the reviews of VR-Sampling, from Shaul et al., arXiv 2306.06626,
     equation 21). Between the profile's points, and beyond them, it is not G that is interpolated but its
-    ratio h to the posterior variance s^2 / (1 + s^2 SNR) of a Gaussian with the data's total variance s^2.
-    h is flat where G falls over many orders of magnitude and tends to a constant at both ends, so the curve
-    is exact for isotropic Gaussian data, and its values at t = 0 and t = 1 are limits and not 0 times inf.
+    ratio h to the posterior variance s^2 / (1 + s^2 SNR) of a Gaussian with the data's total variance s^2
+    (`VarianceProfile.ratio`). Then V = f sigma^2 s^2 h / (sigma^2 + s^2 alpha^2) has no 0 times inf: values
+    at t = 0 and t = 1 are limits, and the curve is exact for isotropic Gaussian data.
 
     Args:
         profile: Posterior variance over log-SNR.
@@ -54,22 +55,14 @@ def variance_curve(
         t: Times, (T,), in [0, 1]; `time_grid()` by default.
 
     Raises:
-        UserError: If the prediction is unknown, or the profile starts at zero.
+        UserError: If the prediction is unknown.
     """
     t = time_grid() if t is None else t.double()
-    variance = profile.mean[0]
-    if not float(variance) > 0:
-        raise UserError(
-            f"the posterior variance is zero at log-SNR {float(profile.log_snr[0]):g}, the profile's lowest: "
-            "there is no variance to turn into a curve"
-        )
-    ratio, ratio_stderr = profile.mean / _gaussian(profile.log_snr, variance), profile.stderr
-    ratio_stderr = ratio_stderr / _gaussian(profile.log_snr, variance)
-    log_snr = interpolant.log_snr(t)
+    variance = profile.scale
+    ratio, stderr = profile.ratio(interpolant.log_snr(t))
     factor = scaled_error_factor(prediction, interpolant, t)
     factor = factor * variance / (interpolant.sigma(t) ** 2 + variance * interpolant.alpha(t) ** 2)
-    mean = factor * interpolate(log_snr, profile.log_snr, ratio)
-    return Curve(t, mean, factor * interpolate(log_snr, profile.log_snr, ratio_stderr))
+    return Curve(t, factor * ratio, factor * stderr)
 
 
 def time_grid(low: float = 0.0, high: float = 1.0) -> Tensor:
@@ -79,27 +72,8 @@ def time_grid(low: float = 0.0, high: float = 1.0) -> Tensor:
         (T,) float64, strictly increasing.
     """
     even = torch.linspace(0, 1, _UNIFORM_POINTS, dtype=torch.float64)
-    first = float(even[1])
-    near = torch.logspace(
-        torch.tensor(_NEAREST_END).log10().item(),
-        torch.tensor(first).log10().item(),
-        _END_POINTS,
-        dtype=torch.float64,
-    )[:-1]
+    exponents = math.log(_NEAREST_END), math.log(_FARTHEST_END)
+    near = torch.linspace(exponents[0], exponents[1], _END_POINTS, dtype=torch.float64).exp()
     grid = torch.cat([even, near, 1 - near, torch.tensor([low, high], dtype=torch.float64)])
     grid = grid[(grid >= low) & (grid <= high)].sort().values
     return grid[torch.cat([torch.tensor([True]), grid.diff() > 0])]
-
-
-def interpolate(x: Tensor, grid: Tensor, values: Tensor) -> Tensor:
-    """Piecewise-linear interpolation, constant beyond the ends; infinite x is allowed."""
-    if len(grid) == 1:
-        return values.expand(x.shape)
-    x = x.clamp(float(grid[0]), float(grid[-1]))
-    cell = (torch.searchsorted(grid, x.contiguous(), right=True) - 1).clamp(0, len(grid) - 2)
-    share = (x - grid[cell]) / (grid[cell + 1] - grid[cell])
-    return torch.lerp(values[cell], values[cell + 1], share)
-
-
-def _gaussian(log_snr: Tensor, variance: Tensor) -> Tensor:
-    return variance / (1 + variance * log_snr.exp())

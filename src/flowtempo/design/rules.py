@@ -8,12 +8,12 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from flowtempo.densities import Density, Tabulated, Uniform, parse
+from flowtempo.densities import Density, Tabulated, Truncated, Uniform, parse
 from flowtempo.design.curve import Curve, time_grid, variance_curve
 from flowtempo.design.fit import LogitNormalFit, nearest_logit_normal
 from flowtempo.errors import UserError
 from flowtempo.interpolants import Interpolant
-from flowtempo.predictions import Prediction
+from flowtempo.predictions import PREDICTIONS, Prediction
 from flowtempo.variance import Bracket, VarianceProfile, document
 
 Rule = Literal["paper", "importance", "neyman"]
@@ -84,17 +84,20 @@ class Design:
         table = document.Reader(reader.mapping("table"), f"{name}: table")
         density = Tabulated(table.numbers("t"), table.numbers("pdf"), path=name)
         target = reader.value("target")
-        return cls(
+        loaded = cls(
             density,
             density if target is None else parse(str(target)),
             _choice(reader, name, "rule", get_args(Rule)),
             reader.number("floor"),
             reader.text("interpolant"),
-            reader.value("prediction"),
+            _choice(reader, name, "prediction", PREDICTIONS),
             _choice(reader, name, "edge", (*get_args(Edge), None)),
             LogitNormalFit(fit.number("mean"), fit.number("std"), fit.number("distance")),
             reader.text("profile_hash"),
         )
+        for each in (reader, fit, table):
+            each.end()
+        return loaded
 
 
 def design(
@@ -102,7 +105,7 @@ def design(
     interpolant: Interpolant,
     *,
     rule: Rule = "paper",
-    edge: Edge = "upper",
+    edge: Edge | None = None,
     floor: float = 0.05,
     prediction: Prediction = "velocity",
     target: Density | None = None,
@@ -125,10 +128,11 @@ def design(
         profile: A bracket or one profile.
         interpolant: The path.
         rule: One of the three.
-        edge: Edge of a bracket to design from; has no meaning for one profile.
+        edge: Edge of a bracket to design from, "upper" by default; one profile has none.
         floor: Share of the uniform density on [low, high] that is mixed in, 0 to 1.
         prediction: The network's target.
-        target: What the objective is averaged over, uniform by default; not for `paper`, which defines it.
+        target: What the objective is averaged over, uniform by default and cut to [low, high]; not for
+            `paper`, which defines it.
         low: Lowest time.
         high: Highest time. The velocity of the variance-preserving path is infinite at t = 1 and its
             variance not integrable: end below, for example at 0.999.
@@ -138,7 +142,7 @@ def design(
     """
     if rule not in get_args(Rule):
         raise UserError(f"unknown rule {rule!r}: use one of {', '.join(get_args(Rule))}")
-    if edge not in get_args(Edge):
+    if edge is not None and edge not in get_args(Edge):
         raise UserError(f"unknown edge {edge!r}: use one of {', '.join(get_args(Edge))}")
     if not 0 <= floor <= 1:
         raise UserError(f"floor = {floor} is a share: use 0 to 1")
@@ -149,20 +153,23 @@ def design(
             "target has no effect with rule paper, which makes the density the target: leave it out"
         )
     if isinstance(profile, Bracket):
+        edge = edge or "upper"
         profile = profile.upper if edge == "upper" else profile.lower
-        chosen: Edge | None = edge
-    else:
-        chosen = None
+    elif edge is not None:
+        raise UserError(f"edge = {edge} has no effect on a single profile: give a bracket, or leave it out")
+    target = target or Uniform()
+    if (low, high) != (0.0, 1.0) and rule != "paper":
+        target = Truncated(target, low, high)
     curve = variance_curve(profile, interpolant, prediction, time_grid(low, high))
-    table = _tabulate(curve, rule, target or Uniform(), floor, interpolant.name)
+    table = _tabulate(curve, rule, target, floor, interpolant.name)
     return Design(
         table,
-        table if rule == "paper" else target or Uniform(),
+        table if rule == "paper" else target,
         rule,
         floor,
         interpolant.name,
         prediction,
-        chosen,
+        edge,
         nearest_logit_normal(table),
         profile.digest,
     )

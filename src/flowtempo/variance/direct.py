@@ -38,9 +38,9 @@ def direct(
     of a denoiser that does not know x_i, so its expectation is at least the MMSE. (Leaving out a copy
     multiplies the error by 1 / (1 - weight of the copy)^2 >= 1, so the bound holds with it too.)
 
-    Weights and sums over references are in the dtype of the points; distances and inner products are
-    formed in float64 and rounded after the nearest reference's are subtracted, so that float32 holds the
-    exponents that matter to 1e-6.
+    Weights and sums over references are in the dtype of the points, after |x_i - x_j|^2 and <e, x_j - x_i>
+    were formed in float64. float32 is enough: references that share the weight have distances within about
+    1/r^2 of each other, so that an exponent r^2 D/2 that is wrong by eps r^2 D moves |x_i - D|^2 by eps D.
 
     Args:
         points: The points; all are references.
@@ -93,15 +93,11 @@ def _rows(points: Points, query: Tensor, noise: Tensor, each: int, radii: Tensor
     distance, projected = points.distances(query, inner[: len(query)]), inner[len(query) :]
     if form == "leave_one_out":
         distance.masked_fill_(points.equal(query), torch.inf)
-    nearest = distance.argmin(1)[row_query]
     at_once = max(1, _CHUNK_NUMBERS // (2 * (points.blocks + 1) * points.dim))
     out = torch.empty(points.blocks + 1, len(own), len(radii), dtype=torch.float64)
     for part in torch.split(torch.arange(len(own)), at_once):
-        rows = torch.arange(len(part))
-        far = distance[row_query[part]]
-        far = (far - far[rows, nearest[part]][:, None]).to(dtype)
-        tilt = projected[row_noise[part]]
-        tilt = (tilt - tilt[rows, nearest[part]][:, None]).to(dtype)
+        far = distance[row_query[part]].to(dtype)
+        tilt = (projected[row_noise[part]] - projected[row_noise[part], own[part]][:, None]).to(dtype)
         x = points.x[own[part]]
         about = (x.double() - points.offset).to(dtype)
         for some in torch.split(torch.arange(len(radii)), max(1, at_once // len(part))):
@@ -122,8 +118,8 @@ def _posterior_means(points: Points, far: Tensor, tilt: Tensor, radii: Tensor) -
 
     Args:
         points: The points.
-        far: |x_i - x_j|^2 less that of a point near x_i, (n, M); infinite where j is left out.
-        tilt: <e, x_j> less that of the same point, (n, M).
+        far: |x_i - x_j|^2, (n, M); infinite where j is left out.
+        tilt: <e, x_j - x_i>, (n, M).
         radii: (l,).
     """
     blocks, dtype = points.blocks, far.dtype

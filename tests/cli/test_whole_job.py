@@ -1,0 +1,93 @@
+"""The whole job on digits, by the commands that a person types."""
+
+import numpy as np
+import pytest
+import yaml
+
+from flowtempo.cli.main import main
+from flowtempo.metrics import Evaluation
+
+SMALL = ["--steps", "6", "--batch_size", "16", "--reference_count", "16", "--checkpoint_every", "3"]
+
+
+def flowtempo(*words):
+    assert main([str(word) for word in words]) == 0
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("job [1]")
+    flowtempo(
+        "measure", "digits", "--data.limit", 200, "--noises", 2, "--queries", 32,
+        "--output", folder / "profile.json", "--plot", folder / "profile.png",
+    )  # fmt: skip
+    flowtempo(
+        "design", folder / "profile.json", "--output", folder / "density.json", "--plot", folder / "d.png"
+    )
+    flowtempo(
+        "train", "digits", "--run", folder / "run", *SMALL, "--timesteps.target", folder / "density.json"
+    )
+    flowtempo("generate", folder / "run", "--count", 70, "--steps", 2)
+    flowtempo("generate", folder / "run", "--count", 70, "--steps", 2, "--step", 3, "--track", "raw")
+    flowtempo("evaluate", folder / "run")
+    flowtempo("evaluate", folder / "run", "--step", 3)
+    density = folder / "density.json"
+    flowtempo("report", folder / "run", "--profile", folder / "profile.json", "--densities", density)
+    return folder
+
+
+def test_artifacts(job):
+    for name in ("profile.png", "d.png", "run/samples/step-00000006.png"):
+        assert (job / name).read_bytes().startswith(b"\x89PNG")
+    page = (job / "run" / "report.html").read_text()
+    assert 'id="densities"' in page
+    assert 'id="posterior-variance"' in page
+    config = yaml.safe_load((job / "run" / "config.yaml").read_text())
+    assert config["timesteps"]["target"].endswith("density.json")
+    assert config["label_dropout"] == 0.1
+
+
+def test_generated_images(job):
+    with np.load(job / "run" / "samples" / "step-00000006.npz", allow_pickle=False) as arrays:
+        assert arrays["arr_0"].shape == (70, 8, 8, 1)
+        assert arrays["arr_0"].dtype == np.uint8
+        assert arrays["labels"].tolist() == [index % 10 for index in range(70)]
+
+
+def test_evaluations_carry_how_the_images_were_made(job):
+    last = Evaluation.load(job / "run" / "evaluations" / "step-00000006.json")
+    assert (last.step, last.card.samples, last.card.reference) == (6, 70, 1500)
+    assert (last.card.solver, last.card.steps, last.card.nfe, last.card.ema) == ("heun", 2, 4, "ema")
+    assert (last.card.features, last.card.checkpoint) == ("digits", "step-00000006")
+    assert last.frechet > 0
+    assert last.stderr > 0
+    assert Evaluation.load(job / "run" / "evaluations" / "step-00000003.json").card.ema == "raw"
+
+
+def test_a_trained_run_is_not_overwritten(job, capsys):
+    before = (job / "run" / "metrics.jsonl").read_bytes()
+    assert main(["train", "digits", "--run", str(job / "run"), *SMALL]) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert (job / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_damaged_samples_are_named(job, capsys, tmp_path):
+    samples = job / "run" / "samples" / "step-00000003.npz"
+    whole = samples.read_bytes()
+    try:
+        samples.write_bytes(whole[: len(whole) // 2])
+        assert main(["evaluate", str(job / "run"), "--step", "3"]) == 2
+        assert str(samples) in capsys.readouterr().err
+    finally:
+        samples.write_bytes(whole)
+
+
+def test_demo_continues_where_it_stopped(tmp_path, capsys):
+    folder = tmp_path / "demo"
+    assert main(["demo", "--output", str(folder), "--steps", "2"]) == 0
+    first = (folder / "designed" / "metrics.jsonl").read_bytes()
+    page = (folder / "report.html").read_bytes()
+    assert f"report: {folder / 'report.html'}" in capsys.readouterr().out
+    assert main(["demo", "--output", str(folder), "--steps", "2"]) == 0
+    assert (folder / "designed" / "metrics.jsonl").read_bytes() == first
+    assert (folder / "report.html").read_bytes() == page
