@@ -66,6 +66,10 @@ def test_floor_is_a_share_of_the_uniform():
     bare, floored = (design(profile(0.1), Linear(), floor=floor).density for floor in (0.0, 0.2))
     torch.testing.assert_close(floored.pdf(T), 0.8 * bare.pdf(T) + 0.2)
     assert float(design(profile(0.1), Linear(), floor=1.0).density.pdf(T).sub(1).abs().max()) < 1e-12
+    bounds = {"low": 0.2, "high": 0.6}
+    bare, floored = (design(profile(0.1), Linear(), floor=floor, **bounds).density for floor in (0.0, 0.2))
+    inside = T[(T >= 0.2) & (T <= 0.6)]
+    torch.testing.assert_close(floored.pdf(inside), 0.8 * bare.pdf(inside) + 0.2 / 0.4)
 
 
 def test_variance_preserving_needs_an_end_below_one():

@@ -63,8 +63,8 @@ def build_parser(
     """Generate a command's parser from its signature and docstring.
 
     A parameter without default is positional or, when keyword-only, a required option; a `list[str]` takes
-    one word or more; a `bool` is a flag; a `TrainConfig` spreads its keys over the command line; anything else
-    becomes `--name VALUE`.
+    one word or more; a `bool` is a flag; a `TrainConfig` spreads its keys over the command line; everything
+    else becomes `--name VALUE`.
     """
     documentation = docstring_parser.parse(inspect.getdoc(function) or "")
     described = {parameter.arg_name: parameter.description for parameter in documentation.params}
