@@ -1,8 +1,10 @@
 """The command line as a person meets it: help, and one line for each mistake."""
 
 import pytest
+import torch
 
 from flowtempo.cli.main import COMMANDS, main
+from flowtempo.variance import Bracket, VarianceProfile
 
 
 def run(capsys, *words):
@@ -86,3 +88,43 @@ def test_unknown_density_lists_the_known_ones(capsys, tmp_path):
         capsys, "train", "digits", "--run", str(tmp_path / "r"), "--timesteps.target", "lognormal(0,1)"
     )
     assert "logit_normal" in err
+
+
+def test_print_config_is_a_recipe(capsys, tmp_path):
+    status, out, _ = run(capsys, "train", "digits", "--print_config", "--optimizer.lr", "0.25")
+    assert status == 0
+    again = tmp_path / "again.yaml"
+    again.write_text(out)
+    assert run(capsys, "train", str(again), "--print_config")[1] == out
+    assert "lr: 0.25" in out
+    assert "--run" in error_line(capsys, "train", "digits", "--print_config", "--run", "x")
+
+
+def test_design_says_how_to_train_with_it_and_training_warns_of_another_use(capsys, tmp_path):
+    grid = torch.linspace(-14, 14, 65, dtype=torch.float64)
+    mean = 1 / (1 + grid.exp())
+    edge = VarianceProfile("posterior_variance", "closed form", "estimate", grid, mean, 0 * mean, 64, 1.0)
+    profile, density = tmp_path / "p.json", tmp_path / "d.json"
+    Bracket(edge, edge).save(profile)
+    words = [
+        "design",
+        str(profile),
+        "--output",
+        str(density),
+        "--rule",
+        "neyman",
+        "--interpolant",
+        "trigonometric",
+    ]
+    status, out, _ = run(capsys, *words)
+    assert status == 0
+    said = (
+        f"--timesteps.density {density} --timesteps.spacing stratified --objective.interpolant trigonometric"
+    )
+    assert said in out
+    small = ["--steps", "1", "--batch_size", "4", "--reference_count", "4"]
+    status, out, _ = run(
+        capsys, "train", "digits", "--run", str(tmp_path / "r"), *small, "--timesteps.density", str(density)
+    )
+    assert status == 0
+    assert "was designed for velocity on the trigonometric interpolant" in out

@@ -34,12 +34,21 @@ def progress_bar(description: str) -> Iterator[Callable[[float], None]]:
         BarColumn(),
         TaskProgressColumn(),
         TimeElapsedColumn(),
-        TextColumn("left"),
         TimeRemainingColumn(),
+        TextColumn("left"),
     )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(f"{description:<22}", total=1.0)
-        yield lambda fraction: progress.update(task, completed=fraction)
+    progress = Progress(*columns, console=console)
+    task = progress.add_task(f"{description:<22}", total=1.0)
+
+    def update(fraction: float) -> None:
+        # Not before: a mistake found at the start must not leave a bar at 0% above its message.
+        progress.start()
+        progress.update(task, completed=fraction)
+
+    try:
+        yield update
+    finally:
+        progress.stop()
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -55,6 +64,10 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 def say(text: str, end: str = "\n") -> None:
     """Print one line as it is (paths may hold square brackets)."""
     console.print(text, markup=False, end=end)
+
+
+# Ten bands of t, as table heads.
+BANDS = (*(f".{k}-.{k + 1}" for k in range(9)), ".9-1")
 
 
 def print_header(header: Mapping[str, Any]) -> None:
@@ -73,7 +86,7 @@ def print_header(header: Mapping[str, Any]) -> None:
     bands = proposal["bands"]
     table(
         "% of the mass per band of t (0 is noise, 1 is data)",
-        ["", *(f".{10 * band['low']:.0f}-{band['high']:.1f}".replace("-0", "-") for band in bands)],
+        ["", *BANDS],
         [
             [name, *(f"{100 * band[name]:.1f}" for band in bands)]
             for name in (["target"] if moved else ["target", "density"])

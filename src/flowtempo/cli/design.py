@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flowtempo.cli.console import say, table
+from flowtempo.cli.console import BANDS, say, table
 from flowtempo.densities import LogitNormal, parse
 from flowtempo.design import Design, Edge, Rule
 from flowtempo.design import design as design_density
 from flowtempo.interpolants import interpolant as interpolant_named
 from flowtempo.predictions import Prediction
+from flowtempo.training import TrainConfig
 from flowtempo.variance import Bracket
 
 EXAMPLES = """
@@ -46,7 +47,8 @@ def design(
         floor: Share of the uniform density that is mixed in.
         target: For `importance` and `neyman`: the objective's density; null is uniform.
         low: Lowest time.
-        high: Highest time; the variance-preserving path needs one below 1.
+        high: Highest time; needed below 1 where the variance is infinite at t = 1: the score's, and the
+            velocity's on the variance-preserving path.
     """
     loaded = Bracket.load(profile)
     path = interpolant_named(interpolant)
@@ -69,8 +71,17 @@ def design(
 
         save_density_png(Path(output), Path(plot))
         say(f"plot: {plot}")
-    key = "target" if designed.moves_objective else "density"
-    say(f"next: flowtempo train RECIPE --run runs/designed --timesteps.{key} {output}")
+    words = [f"--timesteps.{'target' if designed.moves_objective else 'density'} {output}"]
+    defaults = TrainConfig().objective
+    if rule == "neyman":
+        words.append("--timesteps.spacing stratified")
+    if target is not None:
+        words.append(f"--timesteps.target '{target}'")
+    if interpolant != defaults.interpolant:
+        words.append(f"--objective.interpolant {interpolant}")
+    if prediction != defaults.prediction:
+        words.append(f"--objective.prediction {prediction}")
+    say(f"next: flowtempo train RECIPE --run runs/designed {' '.join(words)}")
 
 
 def print_design(designed: Design) -> None:
@@ -84,7 +95,7 @@ def print_design(designed: Design) -> None:
     tenths = [(k / 10, (k + 1) / 10) for k in range(10)]
     table(
         "% of the mass per band of t (0 is noise, 1 is data)",
-        ["", *(f".{k}-.{k + 1}" for k in range(9)), ".9-1"],
+        ["", *BANDS],
         [
             [name, *(f"{100 * drawn.mass(lo, hi):.1f}" for lo, hi in tenths)]
             for name, drawn in (("designed", density), ("nearest", fit))

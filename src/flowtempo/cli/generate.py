@@ -99,6 +99,7 @@ def generate_samples(
     data = load(loaded.config.data)
     loaded.check_data(data)
     loaded.check_guidance(guidance)
+    data.to_uint8(torch.zeros(1, *loaded.shape))  # refuses what has no pixels before anything is generated
     objective = loaded.objective
     with progress_bar(description) as progress:
         generated = generate_images(
@@ -128,6 +129,10 @@ def generate_samples(
         checkpoint=checkpoint,
     )
     path = Path(run) / "samples" / f"{checkpoint}.npz"
+    stale = Path(run) / "evaluations" / f"{checkpoint}.json"
+    if stale.exists():
+        stale.unlink()
+        say(f"{stale}: removed, for it was of the images that these replace")
     labels = None if generated.labels is None else generated.labels.numpy()
     save_npz(path, images, labels)
     if images.shape[1] in (1, 3):

@@ -29,7 +29,7 @@ def measure(
 
     The lower edge is the published Monte Carlo estimate, which is too small when there are few images for
     their dimension; the upper edge is the least of a leave-one-out and a spectral bound. The truth lies
-    between.
+    between, up to the standard errors.
 
     Args:
         data: The images.
@@ -71,7 +71,7 @@ def print_bracket(bracket: Bracket) -> None:
     rows = []
     for index in range(0, len(grid), 8):
         cells = [
-            f"{float(edge.mean[index]) / scale:.4g} ± {float(edge.stderr[index]) / scale:.2g}"
+            f"{_short(float(edge.mean[index]) / scale, 4)} ± {_short(float(edge.stderr[index]) / scale, 2)}"
             for edge in (lower, upper)
         ]
         rows.append([f"{grid[index]:+.1f}", *cells])
@@ -80,3 +80,7 @@ def print_bracket(bracket: Bracket) -> None:
         ["log-SNR", "lower edge", "upper edge"],
         rows,
     )
+
+
+def _short(value: float, digits: int) -> str:
+    return "<1e-9" if value < 1e-9 else f"{value:.{digits}g}"

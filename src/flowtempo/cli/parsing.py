@@ -17,8 +17,12 @@ import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
 from flowtempo.errors import UserError
+from flowtempo.recipes import names as recipe_names
 from flowtempo.recipes import resolve
 from flowtempo.training import TrainConfig
+from flowtempo.training.config import to_dict
+
+PRINT_CONFIG = "--print_config"
 
 
 class _HelpFormatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -46,6 +50,9 @@ def call(module: ModuleType, name: str, words: Sequence[str]) -> int:
     arguments = list(words)
     if recipe_keys and arguments and not arguments[0].startswith("-"):
         arguments[:1] = _recipe_arguments(arguments[0], recipe_keys)
+    if PRINT_CONFIG in arguments and TrainConfig in typing.get_type_hints(function).values():
+        arguments.remove(PRINT_CONFIG)
+        return _print_config(arguments, name)
     try:
         parsed = parser.parse_args(arguments)
         values = parser.instantiate(parsed)
@@ -68,7 +75,9 @@ def build_parser(
     """
     documentation = docstring_parser.parse(inspect.getdoc(function) or "")
     described = {parameter.arg_name: parameter.description for parameter in documentation.params}
-    recipe = "RECIPE: a YAML file or the name of a shipped recipe\n\n" if takes_recipe else ""
+    recipe = (
+        f"RECIPE: a YAML file, or one that ships: {', '.join(recipe_names())}\n\n" if takes_recipe else ""
+    )
     parser = ArgumentParser(
         prog=f"flowtempo {name}",
         usage=_usage(function, name, takes_recipe),
@@ -86,6 +95,9 @@ def build_parser(
         help_text = described.get(parameter.name)
         if hint is TrainConfig:
             parser.add_class_arguments(TrainConfig, nested_key=None)
+            parser.add_argument(
+                PRINT_CONFIG, action="store_true", help="Print the recipe, all keys, and stop."
+            )
         elif hint is bool:
             parser.add_argument(f"--{parameter.name}", action="store_true", help=help_text)
         elif parameter.default is not inspect.Parameter.empty:
@@ -144,8 +156,7 @@ def config_from_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Trai
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(TrainConfig, nested_key=None)
     words = [*_recipe_arguments(name_or_path, tuple(_field_names())), *overrides]
-    values = parser.instantiate(parser.parse_args(words))
-    return TrainConfig(**{name: values[name] for name in _field_names()})
+    return _config(parser.instantiate(parser.parse_args(words)))
 
 
 def one_line(error: Exception) -> str:
@@ -160,6 +171,21 @@ def one_line(error: Exception) -> str:
     ):
         text = text.replace(python, plain)
     return text
+
+
+def _print_config(arguments: list[str], name: str) -> int:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(TrainConfig, nested_key=None)
+    try:
+        config = _config(parser.instantiate(parser.parse_args(arguments)))
+    except argparse.ArgumentError as error:
+        raise UserError(f"{one_line(error)} ({PRINT_CONFIG} takes a recipe and its keys only)") from error
+    print(yaml.safe_dump(to_dict(config), sort_keys=False), end="")
+    return 0
+
+
+def _config(values: Namespace) -> TrainConfig:
+    return TrainConfig(**{field: values[field] for field in _field_names()})
 
 
 def _required_options(function: Callable[..., Any]) -> list[str]:
@@ -215,7 +241,7 @@ def _keywords(function: Callable[..., Any], values: Namespace) -> dict[str, Any]
     keywords = {}
     for name in inspect.signature(function).parameters:
         if hints[name] is TrainConfig:
-            keywords[name] = TrainConfig(**{field: values[field] for field in _field_names()})
+            keywords[name] = _config(values)
         else:
             keywords[name] = values[name]
     return keywords

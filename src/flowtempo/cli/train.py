@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from flowtempo.cli.console import print_header, progress_bar, say
+from flowtempo.design import Design
+from flowtempo.errors import UserError
 from flowtempo.training import TrainConfig, TrainResult
 from flowtempo.training import train as train_run
 
@@ -40,7 +42,8 @@ def train(config: TrainConfig, *, run: str, resume: bool = False) -> int:
 
 
 def run_training(config: TrainConfig, run: str, *, resume: bool, description: str) -> TrainResult:
-    """Train with the header and a progress bar that shows the latest loss."""
+    """Train with the header and a progress bar."""
+    _warn_of_foreign_designs(config)
     with progress_bar(description) as progress:
 
         def show(record: dict[str, Any]) -> None:
@@ -48,3 +51,23 @@ def run_training(config: TrainConfig, run: str, *, resume: bool, description: st
                 print_header(record)
 
         return train_run(config, run, resume=resume, progress=progress, callback=show)
+
+
+def _warn_of_foreign_designs(config: TrainConfig) -> None:
+    objective = config.objective
+    for text in (config.timesteps.target, config.timesteps.density):
+        if text is None or not text.strip().endswith(".json"):
+            continue
+        try:
+            designed = Design.load(text.strip())
+        except UserError:
+            continue  # a bare table says nothing of where it is from, and a damaged file is told by training
+        made_for, used_for = (
+            (designed.prediction, designed.interpolant),
+            (objective.prediction, objective.interpolant),
+        )
+        if made_for != used_for:
+            say(
+                f"warning: {text} was designed for {made_for[0]} on the {made_for[1]} interpolant, but this run "
+                f"trains {used_for[0]} on the {used_for[1]} one, where times mean something else"
+            )
