@@ -1,5 +1,6 @@
 """Writing that never leaves half a file."""
 
+import errno
 import os
 import stat
 
@@ -64,3 +65,31 @@ def test_folder_appears_whole_or_not_at_all(tmp_path):
         (folder / "b").write_text("3")
     assert os.listdir(final) == ["b"]
     assert os.listdir(tmp_path) == ["step-1"]
+
+
+def test_a_failed_write_names_the_file_that_was_asked_for(tmp_path):
+    (tmp_path / "taken").mkdir()
+
+    def over_a_folder():
+        with atomic_write(tmp_path / "taken") as file:
+            file.write("x")
+
+    with pytest.raises(OSError, match="taken") as raised:
+        over_a_folder()
+    assert raised.value.filename == str(tmp_path / "taken")
+
+    def full():
+        with atomic_write(tmp_path / "new"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left") as raised:
+        full()
+    assert raised.value.filename == str(tmp_path / "new")
+
+    def another_file():
+        with atomic_write(tmp_path / "new"):
+            open(tmp_path / "absent").close()
+
+    with pytest.raises(FileNotFoundError) as missing:
+        another_file()
+    assert missing.value.filename == str(tmp_path / "absent")

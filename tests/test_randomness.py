@@ -6,6 +6,7 @@ import scipy.stats
 import torch
 
 from flowtempo import randomness
+from flowtempo.errors import UserError
 from flowtempo.randomness import generator, normal, permutation, uniform
 
 MASK = (1 << 64) - 1
@@ -145,5 +146,5 @@ def test_global_generators_are_neither_read_nor_moved():
     ],
 )
 def test_numbers_out_of_range_raise(call):
-    with pytest.raises(ValueError, match="out of range"):
+    with pytest.raises(UserError, match="out of range"):
         call()

@@ -32,10 +32,10 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, final)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
-        raise
+        raise _named(error, temporary, final) from None
     _sync_folder(final.parent)
 
 
@@ -64,10 +64,19 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             os.replace(final, replaced)
         os.replace(temporary, final)
         shutil.rmtree(replaced, ignore_errors=True)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
+        raise _named(error, str(temporary), final) from None
     _sync_folder(final.parent)
+
+
+def _named(error: BaseException, temporary: str, final: Path) -> BaseException:
+    """An operating-system error about the file beside, or about none, as one about the file asked for."""
+    if not isinstance(error, OSError) or error.errno is None:
+        return error
+    if error.filename is not None and not str(error.filename).startswith(temporary):
+        return error
+    return OSError(error.errno, error.strerror, str(final))
 
 
 def _umask() -> int:

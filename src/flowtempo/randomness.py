@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flowtempo.errors import UserError
+
 __all__ = ["generator", "normal", "permutation", "uniform"]
 
 _WORD = 1 << 64
@@ -36,7 +38,7 @@ def generator(seed: int, stream: str, step: int = 0, index: int = 0) -> np.rando
         index: Global sample index, 0 <= index < 2**64.
 
     Raises:
-        ValueError: If a number is out of range.
+        UserError: If a number is out of range.
     """
     return np.random.Generator(_philox("generator", seed, stream, step, index))
 
@@ -48,7 +50,7 @@ def uniform(seed: int, stream: str, step: int, count: int) -> Tensor:
         (count,) float64 in the open interval (0, 1): the midpoints of 2**52 equal cells.
 
     Raises:
-        ValueError: If a number is out of range.
+        UserError: If a number is out of range.
     """
     words = _philox("uniform", seed, stream, step, 0).random_raw(_check("count", count))
     # 52 bits: with 53 the last midpoint would round to 1.
@@ -71,7 +73,7 @@ def normal(
         (n, *shape) float32 on the CPU.
 
     Raises:
-        ValueError: If a number is out of range.
+        UserError: If a number is out of range.
     """
     rows = [int(index) for index in (indices.tolist() if isinstance(indices, Tensor) else indices)]
     source = _philox("normal", seed, stream, step, 0)
@@ -95,7 +97,7 @@ def permutation(seed: int, stream: str, step: int, count: int) -> Tensor:
         (count,) int64.
 
     Raises:
-        ValueError: If a number is out of range.
+        UserError: If a number is out of range.
     """
     words = _philox("permutation", seed, stream, step, 0).random_raw(_check("count", count))
     return torch.from_numpy(np.argsort(words, kind="stable").astype(np.int64))
@@ -111,5 +113,5 @@ def _philox(kind: str, seed: int, stream: str, step: int, index: int) -> np.rand
 
 def _check(name: str, value: int) -> int:
     if not 0 <= value < _WORD:
-        raise ValueError(f"{name} = {value} is out of range: it must be at least 0 and below 2**64")
+        raise UserError(f"{name} = {value} is out of range: it must be at least 0 and below 2**64")
     return int(value)

@@ -1,5 +1,8 @@
 """The command line as a person meets it: help, and one line for each mistake."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -128,3 +131,38 @@ def test_design_says_how_to_train_with_it_and_training_warns_of_another_use(caps
     )
     assert status == 0
     assert "was designed for velocity on the trigonometric interpolant" in out
+
+
+def test_dotted_keys_are_not_passed_over(capsys, tmp_path):
+    recipe = tmp_path / "dotted.yaml"
+    recipe.write_text("optimizer.lr: 0.5\n")
+    assert "'optimizer.lr'" in error_line(capsys, "train", str(recipe), "--run", str(tmp_path / "r"))
+    recipe.write_text("data: {kind: digits}\nmodel: {size.x: 1}\n")
+    assert "'size.x'" in error_line(capsys, "measure", str(recipe))
+
+
+def test_outputs_do_not_overwrite_inputs_or_each_other(capsys, tmp_path):
+    same = str(tmp_path / "p.json")
+    assert "output and profile are both" in error_line(capsys, "design", same, "--output", same)
+    assert "plot and output are both" in error_line(
+        capsys, "measure", "digits", "--output", same, "--plot", same
+    )
+
+
+def test_a_reader_who_leaves_does_not_stop_training(tmp_path):
+    command = [
+        sys.executable, "-m", "flowtempo.cli.main", "train", "digits", "--run", str(tmp_path / "r"), "--steps", "2",
+        "--batch_size", "4", "--reference_count", "4",
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    error = process.stderr.read()
+    process.stderr.close()
+    assert process.wait() == 0, error
+    assert (tmp_path / "r" / "checkpoints" / "step-00000002" / "state.json").exists()
+
+
+def test_wrong_value_of_an_optional_option_is_told_plainly(capsys, tmp_path):
+    err = error_line(capsys, "train", "digits", "--run", str(tmp_path / "r"), "--label_dropout", "much")
+    assert "label_dropout" in err
+    assert "wrong value much" in err

@@ -55,13 +55,13 @@ def test_generated_images(job):
 
 
 def test_evaluations_carry_how_the_images_were_made(job):
-    last = Evaluation.load(job / "run" / "evaluations" / "step-00000006.json")
+    last = Evaluation.load(job / "run" / "evaluations" / "step-00000006-digits.json")
     assert (last.step, last.card.samples, last.card.reference) == (6, 70, 1500)
     assert (last.card.solver, last.card.steps, last.card.nfe, last.card.ema) == ("heun", 2, 4, "ema")
     assert (last.card.features, last.card.checkpoint) == ("digits", "step-00000006")
     assert last.frechet > 0
     assert last.stderr > 0
-    assert Evaluation.load(job / "run" / "evaluations" / "step-00000003.json").card.ema == "raw"
+    assert Evaluation.load(job / "run" / "evaluations" / "step-00000003-digits.json").card.ema == "raw"
 
 
 def test_a_trained_run_is_not_overwritten(job, capsys):

@@ -1,4 +1,5 @@
 import io
+import os
 import zipfile
 
 import numpy as np
@@ -148,3 +149,39 @@ def test_a_folder_named_like_a_file(tmp_path):
     (tmp_path / "x.npy").mkdir()
     with pytest.raises(UserError, match="cannot be read"):
         read(tmp_path / "x.npy")
+
+
+def test_a_member_that_is_no_array(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("images.npy", b"hello")
+    with pytest.raises(UserError, match=r"x\.npz"):
+        read(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize(
+    "header", [b"{'descr': (((", b"{'a': \x00}", b"import os", b"{'descr': '<f4',", b"[]"]
+)
+def test_a_garbage_header(tmp_path, header):
+    (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    with pytest.raises(UserError, match=r"x\.npy: damaged"):
+        read(tmp_path / "x.npy")
+
+
+@pytest.mark.parametrize("kind", ["array", "idx"])
+def test_a_pipe_is_no_data(tmp_path, kind):
+    os.mkfifo(tmp_path / "x.npy")
+    with pytest.raises(UserError, match="not a regular file"):
+        load(DataConfig(kind, str(tmp_path / "x.npy")))
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.full(6, -1), "must be numbered from 0"),
+        (np.full(6, 2**40), "more than 1048576 classes"),
+        (np.full(6, 2**63, np.uint64), "more than 1048576 classes"),
+    ],
+)
+def test_labels_that_are_no_classes(tmp_path, labels, message):
+    with pytest.raises(UserError, match=message):
+        read(write(tmp_path / "x.npy", PIXELS), write(tmp_path / "y.npy", labels))

@@ -85,3 +85,9 @@ def test_bad_text_is_one_line_that_says_what_is_wrong(text, message):
     with pytest.raises(UserError, match=message) as error:
         parse(text)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", [None, 3, f"logit_normal({10**400}, 1)"])
+def test_what_is_no_density_text_is_refused(text):
+    with pytest.raises(UserError, match=r"density must be a text|too large"):
+        parse(text)

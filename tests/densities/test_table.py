@@ -1,5 +1,6 @@
 import json
 import math
+import os
 
 import pytest
 import torch
@@ -161,3 +162,19 @@ def test_load_of_a_missing_or_binary_file(tmp_path):
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match=r"bytes\.json: is not JSON"):
         Tabulated.load(tmp_path / "bytes.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("[" * 100_000, "is not JSON"), (f'{{"table": {{"t": [0, {10**400}], "pdf": [1, 1]}}}}', "no density")],
+)
+def test_json_that_python_refuses_is_named(tmp_path, content, message):
+    (tmp_path / "density.json").write_text(content)
+    with pytest.raises(UserError, match=rf"density\.json: .*{message}"):
+        Tabulated.load(tmp_path / "density.json")
+
+
+def test_a_pipe_is_no_table(tmp_path):
+    os.mkfifo(tmp_path / "density.json")
+    with pytest.raises(UserError, match="not a regular file"):
+        Tabulated.load(tmp_path / "density.json")

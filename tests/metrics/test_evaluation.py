@@ -118,3 +118,11 @@ def test_files_that_are_not_records(content, tmp_path):
         Evaluation.load(path)
     with pytest.raises(UserError, match="cannot be read: No such file"):
         Evaluation.load(tmp_path / "nowhere.json")
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "{", '{"schema": 1, "step": 1, "card": 3}', "[]"])
+def test_damaged_records_are_told_in_plain_words(tmp_path, content):
+    (tmp_path / "e.json").write_text(content)
+    with pytest.raises(UserError, match=r"e\.json: not an evaluation record: ") as error:
+        Evaluation.load(tmp_path / "e.json")
+    assert "Error(" not in str(error.value)

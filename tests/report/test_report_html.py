@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -15,7 +16,8 @@ from PIL import Image, PngImagePlugin
 from flowtempo.design import design
 from flowtempo.errors import UserError
 from flowtempo.interpolants import Trigonometric
-from flowtempo.report import write_report
+from flowtempo.metrics import Evaluation
+from flowtempo.report import read_runs, write_report
 from flowtempo.report.summary import with_error
 from flowtempo.variance import Bracket
 
@@ -322,3 +324,63 @@ def test_a_damaged_profile_or_density_is_named(tmp_path, key, content):
 )
 def test_numbers_are_cut_where_their_error_begins(value, stderr, text):
     assert with_error(value, stderr) == text
+
+
+def test_all_zero_shares_lone_surrogates_and_extreme_distances_do_not_stop_the_page(tmp_path):
+    folder = write_run(tmp_path / "arm")
+    log = folder / "metrics.jsonl"
+    log.write_text(
+        log.read_text().replace('"density": 0.1', '"density": 0').replace('"digits"', '"\\ud800x"', 1)
+    )
+    for path in (folder / "evaluations").glob("*.json"):
+        replace(Evaluation.load(path), frechet=1e308, stderr=1e308).save(path)
+    page = report(tmp_path, runs=[folder])
+    assert "\\ud800x" in page.text
+    assert "Frechet distance over training: the figure cannot be drawn" in page.text
+
+
+def test_profiles_of_one_point_or_extreme_values_do_not_stop_the_page(example, tmp_path, recwarn):
+    bracket = Bracket.load(example.profile)
+
+    def only(profile):
+        return replace(profile, **{key: getattr(profile, key)[:1] for key in ("log_snr", "mean", "stderr")})
+
+    Bracket(only(bracket.lower), only(bracket.upper)).save(tmp_path / "one.json")
+    report(tmp_path, profile=tmp_path / "one.json")
+    huge = replace(bracket.upper, mean=bracket.upper.mean * 0 + 1e308)
+    Bracket(huge, huge).save(tmp_path / "huge.json")
+    report(tmp_path, profile=tmp_path / "huge.json")
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+def test_a_file_that_is_no_page_is_not_overwritten(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"notes\.txt: .*name a file that ends in \.html"):
+        write_report(tmp_path / "notes.txt")
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_stale_evaluation_is_said(tmp_path):
+    folder = write_run(tmp_path / "arm")
+    made = Evaluation.load(folder / "evaluations" / "step-00000800.json").card.to_dict()
+    record = folder / "samples" / "step-00000800.json"
+    record.write_text(json.dumps(made))
+    assert "other images" not in report(tmp_path, runs=[folder]).text
+    record.write_text(json.dumps(made | {"guidance": 2.0, "seed": 7}))
+    text = report(tmp_path, runs=[folder]).text
+    assert "arm: the evaluation of step 800 with features digits is of other images" in text
+    assert "(they differ in guidance, seed)" in text
+
+
+def test_one_feature_network_is_shown_and_others_are_named(tmp_path):
+    folder = write_run(tmp_path / "arm")
+    old = Evaluation.load(folder / "evaluations" / "step-00000800.json")
+    replace(old, frechet=9.25).save(folder / "evaluations" / "step-00000800-digits.json")
+    other = replace(old, frechet=777.0, card=replace(old.card, features="clip"))
+    other.save(folder / "evaluations" / "step-00000800-clip.json")
+    assert [record.step for record in read_runs([folder])[0].evaluations] == [200, 400, 600, 800, 800]
+    text = report(tmp_path, runs=[folder]).text
+    assert "shown for the features digits" in text
+    assert "not comparable: clip (1)." in text
+    assert "9.25" in text
+    assert "777" not in text

@@ -1,5 +1,7 @@
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -7,13 +9,19 @@ import torch
 from flowtempo.errors import UserError
 from flowtempo.training import checkpoint
 
+STATE = {
+    "data": {"name": "x", "fingerprint": "ab", "shape": [1, 8, 8]},
+    "num_classes": 3,
+    "proposal": {},
+    "seconds": 2.5,
+}
 FILES = ["model.safetensors", "ema.safetensors", "optimizer.pt"]
 
 
 def save(folder, step, value=1.0):
     tensors = {"raw": {"w": torch.full((3,), value)}, "ema": {"w": torch.full((3,), -value)}}
     optimizer = {"optimizer": {"state": {0: {"step": torch.tensor(4.0)}}, "param_groups": []}}
-    return checkpoint.save(folder, step, weights=tensors, optimizer=optimizer, state={"seconds": 2.5})
+    return checkpoint.save(folder, step, weights=tensors, optimizer=optimizer, state=STATE)
 
 
 def read_all(found):
@@ -93,7 +101,7 @@ def test_no_pickle_is_run(tmp_path):
     state = json.loads((folder / "state.json").read_text())
     state["files"]["optimizer.pt"] = checkpoint._sha256(folder / "optimizer.pt")
     (folder / "state.json").write_text(json.dumps(state))
-    with pytest.raises(Exception, match=r"weights_only|Weights only|Unsupported"):
+    with pytest.raises(UserError, match=r"optimizer.pt: its content"):
         checkpoint.find(tmp_path).optimizer()
     assert not (tmp_path / "evil").exists()
 
@@ -117,3 +125,64 @@ def test_pruning_keeps_the_newest_and_clears_leftovers(tmp_path):
     checkpoint.prune(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010", "step-00000015"]
     checkpoint.prune(tmp_path / "missing", 2)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("data", [1]),
+        ("data", {"name": "x", "fingerprint": "ab", "shape": [1, 8]}),
+        ("data", {"name": "x", "fingerprint": "ab", "shape": [1, 8, "8"]}),
+        ("data", {"name": "x", "fingerprint": 3, "shape": [1, 8, 8]}),
+        ("num_classes", "3"),
+        ("proposal", None),
+        ("seconds", "long"),
+        ("files", []),
+    ],
+)
+def test_wrong_field_of_the_state_is_damage(tmp_path, key, value):
+    path = save(tmp_path, 5) / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(UserError, match=r"state.json: missing or damaged"):
+        checkpoint.find(tmp_path)
+
+
+def test_state_nested_too_deeply_is_damage(tmp_path):
+    (save(tmp_path, 5) / "state.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match=r"state.json: missing or damaged"):
+        checkpoint.find(tmp_path)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_garbage_with_its_own_digest_is_named(tmp_path, name):
+    folder = save(tmp_path, 5)
+    (folder / name).write_bytes(b"garbage" * 100)
+    state = json.loads((folder / "state.json").read_text())
+    state["files"][name] = checkpoint._sha256(folder / name)
+    (folder / "state.json").write_text(json.dumps(state))
+    with pytest.raises(UserError, match=f"{name}: its content is not that of a checkpoint"):
+        read_all(checkpoint.find(tmp_path))
+
+
+@pytest.mark.parametrize("large", ["weights", "optimizer"])
+def test_failed_write_is_the_systems_error_and_keeps_the_others(tmp_path, large):
+    """A limit on the size of files stands for a full disk."""
+    script = f"""
+import pathlib, resource, signal, torch
+from flowtempo.training import checkpoint
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, 1 << 18))
+sizes = {{"weights": 1, "optimizer": 1, {large!r}: 1 << 20}}
+for step in (5, 6):
+    weights, optimizer = (torch.ones(sizes[k] if step == 6 else 1) for k in ("weights", "optimizer"))
+    try:
+        checkpoint.save(
+            pathlib.Path({str(tmp_path)!r}), step, weights={{"raw": {{"w": weights}}}},
+            optimizer={{"o": optimizer}}, state={{}},
+        )
+    except OSError as error:
+        print(error.errno is not None, error.filename)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", str(tmp_path / "step-00000006")]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000005"]

@@ -226,6 +226,11 @@ def test_changed_density_file_is_named(make_config, tmp_path):
         train(dataclasses.replace(config, steps=2), tmp_path / "run", resume=True)
 
 
+def test_fewer_steps_than_are_done(make_config, half):
+    with pytest.raises(UserError, match=r"steps is 1, but .* has already done 2"):
+        train(make_config(steps=1), half, resume=True)
+
+
 def test_nothing_to_resume(make_config, tmp_path):
     for folder in (tmp_path / "missing", tmp_path):
         with pytest.raises(UserError, match="nothing to resume"):

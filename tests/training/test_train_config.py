@@ -38,6 +38,12 @@ def test_yaml_round_trip(tmp_path, config):
         ("[1, 2]", "expected keys and values, found list"),
         ("steps: [", "config.yaml"),
         ("\0", "config.yaml"),
+        ("data: 3", "data must be keys and values, found 3"),
+        ("optimizer: [1]", "optimizer must be keys and values"),
+        ("timesteps: null", "timesteps must be keys and values"),
+        ("1: 2", "must be a string"),
+        ("data: &d {x: *d}", "Circular"),
+        ("steps: " + "[" * 3000, "nested too deeply"),
     ],
 )
 def test_bad_files_are_named_with_the_key(tmp_path, text, message):
@@ -80,6 +86,8 @@ def test_every_option_is_explained_on_the_command_line():
         ({"batch_size": -8}, "batch_size is -8"),
         ({"keep_checkpoints": 0}, "keep_checkpoints is 0"),
         ({"seed": -1}, "seed is -1"),
+        ({"seed": 2**64}, "seed is 18446744073709551616"),
+        ({"batch_size": 2**24 + 1}, "batch_size is 16777217"),
         ({"label_dropout": 1.5}, "label_dropout is 1.5"),
         ({"ema_decay": 1.0}, "ema_decay is 1.0"),
         ({"optimizer": OptimizerConfig(lr=0.0)}, "optimizer.lr is 0.0"),

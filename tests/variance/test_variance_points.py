@@ -59,5 +59,12 @@ def test_signed_zeros_are_equal():
 
 def test_data_that_cannot_be_squared_is_refused():
     x = torch.randn(20, 2, dtype=torch.float64) * 1e200
-    with pytest.raises(UserError, match="too large"):
+    with pytest.raises(UserError, match="so large"):
+        prepare(x, seed=0)
+
+
+def test_float32_data_near_its_largest_number_is_refused():
+    x = torch.full((20, 2), 3e38)
+    x[::2] *= -1
+    with pytest.raises(UserError, match=r"so large \(max 3e\+38\) that squares overflow; rescale"):
         prepare(x, seed=0)

@@ -1,6 +1,7 @@
 """Profiles: their file, their checks, and what stands between the points of the grid."""
 
 import math
+import os
 
 import pytest
 import torch
@@ -102,3 +103,24 @@ def test_one_point_stands_for_the_whole_axis():
 def test_unsound_profiles_are_refused(changes, told):
     with pytest.raises(UserError, match=told):
         VarianceProfile(**{**gaussian(1.0).__dict__, **changes})
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a": ' + "9" * 5000 + "}"])
+def test_json_that_python_refuses_is_named(tmp_path, content):
+    (tmp_path / "profile.json").write_text(content)
+    with pytest.raises(UserError, match=r"profile\.json: is not JSON"):
+        VarianceProfile.load(tmp_path / "profile.json")
+
+
+@pytest.mark.parametrize("key", ["second_moment", "mean"])
+def test_integers_too_large_for_a_float_are_named(key):
+    content = gaussian(1.0).to_dict()
+    content[key] = 10**400 if key == "second_moment" else [10**400] * 65
+    with pytest.raises(UserError, match=f"'{key}' must be .* too large"):
+        VarianceProfile.from_dict(content)
+
+
+def test_a_pipe_is_no_profile(tmp_path):
+    os.mkfifo(tmp_path / "profile.json")
+    with pytest.raises(UserError, match="not a regular file"):
+        VarianceProfile.load(tmp_path / "profile.json")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -18,8 +21,19 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from flowtempo.errors import UserError
+
+
+class _Console(Console):
+    """A console whose reader may leave: the work goes on, unseen, instead of ending half done."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 # Narrow terminals and pipes get whole lines too: the words of a path or density must not be broken.
-console = Console(soft_wrap=True, highlight=False)
+console = _Console(soft_wrap=True, highlight=False)
 
 
 @contextlib.contextmanager
@@ -92,3 +106,18 @@ def print_header(header: Mapping[str, Any]) -> None:
             for name in (["target"] if moved else ["target", "density"])
         ],
     )
+
+
+def check_distinct(**paths: str | None) -> None:
+    """Refuse to write one file over another that the same command reads or writes.
+
+    Raises:
+        UserError: Two of the named paths are the same file.
+    """
+    seen: dict[Path, str] = {}
+    for name, path in paths.items():
+        if path is None:
+            continue
+        other = seen.setdefault(Path(path).resolve(), name)
+        if other != name:
+            raise UserError(f"{name} and {other} are both {path}: name another file for one of them")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flowtempo.cli.console import say, table
 from flowtempo.cli.design import print_design
-from flowtempo.cli.evaluate import evaluate_samples, reference_of
+from flowtempo.cli.evaluate import evaluate_samples, evaluation_path, reference_of
 from flowtempo.cli.generate import generate_samples
 from flowtempo.cli.measure import measure_images, print_bracket
 from flowtempo.cli.parsing import config_from_recipe
@@ -17,6 +17,7 @@ from flowtempo.interpolants import interpolant
 from flowtempo.metrics import Evaluation
 from flowtempo.report import read_run, write_report
 from flowtempo.training import TrainConfig
+from flowtempo.training.config import check
 from flowtempo.variance import Bracket
 
 RECIPE = "digits"
@@ -44,6 +45,7 @@ def demo(output: str = "runs/demo", steps: int = 800) -> int:
     say(f"flowtempo demo: measure, design, train two arms, generate, evaluate, report -> {page}")
 
     uniform = _config("uniform", steps)
+    check(uniform)
     data = load(uniform.data)
     if profile.exists():
         say(f"{profile}: already measured")
@@ -70,7 +72,7 @@ def demo(output: str = "runs/demo", steps: int = 800) -> int:
             return result.exit_code
         evaluations[name] = []
         for step in sorted({*range(config.checkpoint_every, steps, config.checkpoint_every), steps}):
-            record = run / "evaluations" / f"step-{step:08d}.json"
+            record = evaluation_path(run, step, reference[1].name)
             if record.exists():
                 evaluations[name].append(Evaluation.load(record))
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flowtempo.cli.console import BANDS, say, table
+from flowtempo.cli.console import BANDS, check_distinct, say, table
 from flowtempo.densities import LogitNormal, parse
 from flowtempo.design import Design, Edge, Rule
 from flowtempo.design import design as design_density
@@ -50,6 +50,7 @@ def design(
         high: Highest time; needed below 1 where the variance is infinite at t = 1: the score's, and the
             velocity's on the variance-preserving path.
     """
+    check_distinct(profile=profile, output=output, plot=plot)
     loaded = Bracket.load(profile)
     path = interpolant_named(interpolant)
     bounds = {key: value for key, value in (("low", low), ("high", high)) if value is not None}

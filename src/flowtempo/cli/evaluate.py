@@ -19,7 +19,7 @@ from flowtempo.metrics import Evaluation, Provenance, Reference
 from flowtempo.metrics import evaluate as evaluate_images
 from flowtempo.metrics.features import FeatureNetwork
 from flowtempo.metrics.features import load as load_features
-from flowtempo.training import load_config
+from flowtempo.training import checkpoint, load_config
 
 EXAMPLES = """
   flowtempo evaluate runs/designed
@@ -30,8 +30,8 @@ EXAMPLES = """
 def evaluate(run: str, step: int | None = None, features: str | None = None) -> None:
     """Frechet distance of a run's generated images to its training images.
 
-    Reads RUN/samples/step-N.npz and writes RUN/evaluations/step-N.json with the value, its standard error and
-    the card: everything that changes the number. Values are comparable when their cards agree.
+    Reads RUN/samples/step-N.npz and writes RUN/evaluations/step-N-FEATURES.json with the value, its standard
+    error and the card: everything that changes the number. Values are comparable when their cards agree.
 
     Args:
         run: A run folder with generated images.
@@ -42,6 +42,7 @@ def evaluate(run: str, step: int | None = None, features: str | None = None) -> 
     if not folder.is_dir():
         raise UserError(f"{run}: no such run folder")
     data = load(load_config(folder / "config.yaml").data)
+    _check_unchanged(folder, data)
     samples = _newest_samples(folder) if step is None else folder / "samples" / f"step-{step:08d}.npz"
     result, path = evaluate_samples(folder, samples, *reference_of(data, features))
     made = f"{result.card.samples:,} images of step {result.step}, features {result.card.features}"
@@ -78,9 +79,23 @@ def evaluate_samples(
         result = evaluate_images(_read_images(samples), reference, network, Provenance(**record), step=step)
     for warning in caught:
         say(f"warning: {warning.message}")
-    path = run / "evaluations" / f"{samples.stem}.json"
+    path = evaluation_path(run, step, network.name)
     result.save(path)
     return result, path
+
+
+def _check_unchanged(run: Path, data: ArrayData) -> None:
+    trained = checkpoint.find(run / "checkpoints").state["data"]
+    if trained["fingerprint"] != data.fingerprint:
+        raise UserError(
+            f"{data.name}: its contents changed since {run} was trained on it "
+            f"({trained['fingerprint'][:12]} -> {data.fingerprint[:12]}): put the old data back"
+        )
+
+
+def evaluation_path(run: Path, step: int, features: str) -> Path:
+    """Where the evaluation of one step with one feature network is."""
+    return run / "evaluations" / f"step-{step:08d}-{features}.json"
 
 
 def _features_made_for(data: ArrayData) -> str:

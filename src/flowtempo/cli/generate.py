@@ -129,8 +129,9 @@ def generate_samples(
         checkpoint=checkpoint,
     )
     path = Path(run) / "samples" / f"{checkpoint}.npz"
-    stale = Path(run) / "evaluations" / f"{checkpoint}.json"
-    if stale.exists():
+    # From here until the record is written, what an interruption leaves cannot be taken for a whole.
+    path.with_suffix(".json").unlink(missing_ok=True)
+    for stale in (Path(run) / "evaluations").glob(f"{checkpoint}*.json"):
         stale.unlink()
         say(f"{stale}: removed, for it was of the images that these replace")
     labels = None if generated.labels is None else generated.labels.numpy()

@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return call(importlib.import_module(f"flowtempo.cli.{name}"), name, rest)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         return 128 + signal.SIGPIPE

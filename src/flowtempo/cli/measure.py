@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flowtempo.cli.console import progress_bar, say, table
+from flowtempo.cli.console import check_distinct, progress_bar, say, table
 from flowtempo.data import ArrayData, DataConfig, load
 from flowtempo.variance import Bracket
 from flowtempo.variance import measure as measure_bracket
@@ -39,6 +39,7 @@ def measure(
         queries: Images that are noised (all remain references); null chooses by the size of the data.
         seed: Seed of the noise and of every choice.
     """
+    check_distinct(data=data.path, output=output, plot=plot)
     images = load(data)
     bracket = measure_images(images, noises=noises, queries=queries, seed=seed)
     bracket.save(output)

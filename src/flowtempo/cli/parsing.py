@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import inspect
 import json
+import re
 import typing
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -130,7 +131,7 @@ def load_recipe(name_or_path: str) -> dict[str, Any]:
     path = resolve(name_or_path)
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path}: not valid YAML: {one_line(error)}") from error
     if content is None:
         content = {}
@@ -139,6 +140,8 @@ def load_recipe(name_or_path: str) -> dict[str, Any]:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(TrainConfig, nested_key=None)
     known = _leaf_keys(parser.get_defaults())
+    for key in _flat_keys(content):
+        raise UserError(f"{path}: key {key!r}: write sections as nested keys, not with a dot")
     for key in _leaf_keys(content):
         if not any(f"{key}.".startswith(f"{other}.") or other.startswith(f"{key}.") for other in known):
             near = difflib.get_close_matches(key, known, n=1)
@@ -146,7 +149,7 @@ def load_recipe(name_or_path: str) -> dict[str, Any]:
             raise UserError(f"{path}: unknown key {key!r}; {hint}")
     try:
         parser.parse_object(content)
-    except argparse.ArgumentError as error:
+    except (argparse.ArgumentError, TypeError) as error:
         raise UserError(f"{path}: {one_line(error)}") from error
     return content
 
@@ -162,6 +165,11 @@ def config_from_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Trai
 def one_line(error: Exception) -> str:
     """A parser's message on one line, in a person's words instead of Python's."""
     text = " ".join(str(error).split())
+    union = re.fullmatch(
+        r"(.*: )Does not validate against any of the Union subtypes .* Given value: (.*)", text
+    )
+    if union:
+        return one_line(ValueError(f"{union[1]}wrong value {union[2]}"))
     for python, plain in (
         ('Parser key "', 'option "'),
         ("typing.Literal", "one of "),
@@ -218,7 +226,17 @@ def _usage(function: Callable[..., Any], name: str, takes_recipe: bool) -> str:
 def _recipe_arguments(name_or_path: str, keys: tuple[str, ...]) -> list[str]:
     recipe = load_recipe(name_or_path)
     # JSON is YAML, which is what the parser reads values as; later words override single keys of a section.
-    return [f"--{key}={json.dumps(recipe[key])}" for key in keys if key in recipe]
+    # A bare text is taken as it stands.
+    values = {key: recipe[key] for key in keys if key in recipe}
+    return [
+        f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items()
+    ]
+
+
+def _flat_keys(content: dict[Any, Any]) -> list[Any]:
+    """Keys that are no plain words: a dotted one would be passed over without a word."""
+    here = [key for key in content if not isinstance(key, str) or "." in key]
+    return here + [key for value in content.values() if isinstance(value, dict) for key in _flat_keys(value)]
 
 
 def _leaf_keys(content: dict[str, Any] | Namespace, prefix: str = "") -> list[str]:

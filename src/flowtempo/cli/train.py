@@ -33,6 +33,11 @@ def train(config: TrainConfig, *, run: str, resume: bool = False) -> int:
         resume: Continue the run from its newest checkpoint.
     """
     result = run_training(config, run, resume=resume, description="train")
+    if result.skipped:
+        say(
+            f"warning: {result.skipped} of {result.step} steps were skipped, for their loss or gradient was "
+            "not finite: lower optimizer.lr or set optimizer.clip_norm"
+        )
     if result.interrupted:
         say(f"stopped and saved at step {result.step}; go on with the same command and --resume")
     else:
@@ -62,12 +67,10 @@ def _warn_of_foreign_designs(config: TrainConfig) -> None:
             designed = Design.load(text.strip())
         except UserError:
             continue  # a bare table says nothing of where it is from, and a damaged file is told by training
-        made_for, used_for = (
-            (designed.prediction, designed.interpolant),
-            (objective.prediction, objective.interpolant),
-        )
+        made_for = designed.prediction, designed.interpolant
+        used_for = objective.prediction, objective.interpolant
         if made_for != used_for:
             say(
-                f"warning: {text} was designed for {made_for[0]} on the {made_for[1]} interpolant, but this run "
-                f"trains {used_for[0]} on the {used_for[1]} one, where times mean something else"
+                f"warning: {text} was designed for {made_for[0]} on the {made_for[1]} interpolant, but this "
+                f"run trains {used_for[0]} on the {used_for[1]} one, where times mean something else"
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from flowtempo.data.dataset import MOST_CLASSES
 from flowtempo.errors import UserError
 
 Layout = Literal["nchw", "nhwc"]
@@ -16,6 +19,19 @@ Layout = Literal["nchw", "nhwc"]
 _IMAGE_KEYS = ("images", "x", "arr_0")
 _LABEL_KEYS = ("labels", "y", "arr_1")
 _PIXEL_CHANNELS = (1, 3, 4)
+# What NumPy and zipfile raise on bytes that are no array; their headers are Python text.
+_DAMAGED = (
+    ValueError,
+    EOFError,
+    SyntaxError,
+    tokenize.TokenError,
+    TypeError,
+    KeyError,
+    OverflowError,
+    MemoryError,
+    RuntimeError,
+    struct.error,
+)
 
 
 def load_arrays(
@@ -56,6 +72,10 @@ def load_arrays(
             f"{path}: labels must be {len(images)} integers, one per image, "
             f"got {classes.dtype} {classes.shape}"
         )
+    if len(classes) and int(classes.max()) >= MOST_CLASSES:
+        raise UserError(
+            f"{path}: labels run up to {classes.max()}, more than {MOST_CLASSES} classes: number them from 0"
+        )
     return images, classes.astype(np.int64)
 
 
@@ -67,7 +87,7 @@ def _read_npy(path: Path) -> np.ndarray:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, EOFError) as error:
+    except _DAMAGED as error:
         if isinstance(error, UserError):
             raise
         raise UserError(_explain(path, error)) from error
@@ -83,12 +103,16 @@ def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
             raise UserError(f"{path}: holds {there}; the images must be named {known}")
         label_key = _only(path, held, _LABEL_KEYS)
         with np.load(path, allow_pickle=False) as arrays:
-            return arrays[image_key], None if label_key is None else arrays[label_key]
+            found = [arrays[key] for key in (image_key, label_key) if key is not None]
+        for key, array in zip((image_key, label_key), found, strict=False):
+            if not isinstance(array, np.ndarray):
+                raise UserError(f"{path}: its member {key} is no array: write the file with numpy.savez")
+        return found[0], found[1] if len(found) > 1 else None
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise UserError(f"{path}: damaged .npz file ({error}): write or copy it again") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except _DAMAGED as error:
         if isinstance(error, UserError):
             raise
         raise UserError(_explain(path, error)) from error

@@ -13,6 +13,9 @@ from torch import Tensor
 from flowtempo.data.scan import Scan, scan
 from flowtempo.errors import UserError
 
+MOST_CLASSES = 1 << 20
+"""More classes than this are a mistake: labels that are identifiers, hashes or another column."""
+
 
 @dataclass(frozen=True, eq=False)
 class ArrayData:
@@ -61,7 +64,13 @@ class ArrayData:
             raise UserError(
                 f"{name}: labels must be int64 ({len(self.images)},), got {labels.dtype} {labels.shape}"
             )
-        if labels.min() < 0 or labels.max() >= self.num_classes:
+        if labels.min() < 0:
+            raise UserError(
+                f"{name}: labels run from {labels.min()} to {labels.max()}: they must be numbered from 0"
+            )
+        if self.num_classes > MOST_CLASSES:
+            raise UserError(f"{name}: {self.num_classes} classes are more than {MOST_CLASSES}")
+        if labels.max() >= self.num_classes:
             raise UserError(
                 f"{name}: labels run from {labels.min()} to {labels.max()}, outside 0..{self.num_classes - 1}"
             )

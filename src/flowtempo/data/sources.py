@@ -63,6 +63,9 @@ def load(config: DataConfig) -> ArrayData:
         if not path.exists():
             hint = " (apt install dataset-fashion-mnist)" if str(path) == _DEBIAN_FOLDER else ""
             raise UserError(f"{path}: no such file or folder{hint}")
+        for file in (path, labels):
+            if file is not None and file.exists() and not (file.is_file() or file.is_dir()):
+                raise UserError(f"{file}: not a regular file: save the data to a file and give its name")
         if config.kind == "idx":
             images, classes = load_idx(path, labels, config.split)
             name = f"{path.name}/{config.split}" if path.is_dir() else str(path)

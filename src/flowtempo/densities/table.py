@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from os import PathLike, fspath
+from os.path import exists, isfile
 from typing import final
 
 import torch
@@ -70,17 +71,21 @@ class Tabulated(Density):
             UserError: If the file is missing, is not such a file, or its table breaks the class's rules.
         """
         name = fspath(path)
+        if exists(name) and not isfile(name):
+            raise UserError(f"{name}: cannot be read (not a regular file)")
         try:
             with open(name, encoding="utf-8") as file:
                 content = json.load(file)
         except OSError as error:
             raise UserError(f"{name}: cannot be read ({error.strerror})") from error
+        except RecursionError as error:
+            raise UserError(f"{name}: is not JSON of a density (nested too deeply)") from error
         except ValueError as error:
             raise UserError(f"{name}: is not JSON ({error})") from error
         try:
             t, pdf = content["table"]["t"], content["table"]["pdf"]
             t, pdf = [float(value) for value in t], [float(value) for value in pdf]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UserError(
                 f'{name}: holds no density table: expected {{"table": {{"t": [...], "pdf": [...]}}}}'
             ) from error

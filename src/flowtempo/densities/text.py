@@ -44,6 +44,8 @@ def parse(text: str) -> Density:
     Raises:
         UserError: If the text has another form, a name is unknown, or an argument is wrong.
     """
+    if not isinstance(text, str):
+        raise UserError(f"a density must be a text such as {_example()}, not {type(text).__name__}")
     stripped = text.strip()
     if stripped.endswith(".json"):
         return Tabulated.load(stripped)
@@ -51,7 +53,10 @@ def parse(text: str) -> Density:
         tree = ast.parse(stripped, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UserError(f"cannot read the density {text!r}: expected something like {_example()}") from error
-    return _density(tree, text)
+    try:
+        return _density(tree, text)
+    except RecursionError as error:
+        raise UserError("cannot read the density: it is nested too deeply") from error
 
 
 def _density(node: ast.expr, text: str) -> Density:
@@ -95,7 +100,10 @@ def _argument(key: str, node: ast.expr, name: str, text: str) -> Density | float
         node = node.operand
     value = node.value if isinstance(node, ast.Constant) else None
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return sign * float(value)
+        try:
+            return sign * float(value)
+        except OverflowError as error:
+            raise UserError(f"{name}: {key} is too large a number") from error
     raise UserError(f"{name}: {key} = {ast.unparse(node)} in {text!r} must be a number")
 
 

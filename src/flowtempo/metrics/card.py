@@ -14,6 +14,14 @@ from flowtempo.errors import UserError
 
 ROUNDING = "uint8 of (x + 1) 127.5, half to even, clipped to 0..255"
 
+_KINDS: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "int | None": (int, type(None)),
+    "float": (int, float),
+    "dict[str, str]": (dict,),
+}
+
 
 def software_versions() -> dict[str, str]:
     """Versions of what computes: flowtempo, Python, torch, numpy."""
@@ -85,9 +93,16 @@ class Card(Provenance):
         """The inverse of `to_dict`.
 
         Raises:
-            UserError: If a field is missing or unknown.
+            UserError: If a field is missing, unknown or of the wrong kind.
         """
+        if not isinstance(values, dict):
+            raise UserError(f"not an evaluation record: card must be an object, not {type(values).__name__}")
         known = {item.name for item in fields(cls)}
         if wrong := sorted(known ^ set(values)):
             raise UserError(f"card: missing or unknown: {', '.join(wrong)}")
+        for item in fields(cls):
+            wanted = _KINDS[str(item.type)]
+            value = values[item.name]
+            if not isinstance(value, wanted) or isinstance(value, bool):
+                raise UserError(f"card: {item.name} must be {item.type}, not {type(value).__name__}")
         return cls(**values)

@@ -95,18 +95,29 @@ class Evaluation:
         Raises:
             UserError: If the file is missing, not such a record, or of another schema.
         """
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise UserError(f"{path}: not a regular file")
         try:
             record: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:
+            raise UserError(
+                f"{path}: not an evaluation record: it is not JSON, or was cut short; evaluate again"
+            ) from error
+        try:
             if record["schema"] != SCHEMA:
                 raise UserError(f"{path}: evaluation schema {record['schema']}; this version reads {SCHEMA}")
             card = Card.from_dict(record["card"])
             return cls(int(record["step"]), float(record["frechet"]), float(record["stderr"]), card)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
         except UserError as error:
             raise UserError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}: not an evaluation record ({error!r})") from error
+        except KeyError as error:
+            raise UserError(f"{path}: not an evaluation record: it has no {error}") from error
+        except (ValueError, TypeError, OverflowError) as error:
+            raise UserError(
+                f"{path}: not an evaluation record: a value is of the wrong kind or too large"
+            ) from error
 
 
 def evaluate(

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure, FigureBase
 
 from flowtempo.densities import Density, LogitNormal, Uniform
 from flowtempo.design import Design, variance_curve
+from flowtempo.errors import UserError
 from flowtempo.interpolants import Interpolant, Linear
 from flowtempo.predictions import Prediction
 from flowtempo.report import style
@@ -44,7 +45,9 @@ def _draw_posterior_variance(figure: FigureBase, bracket: Bracket, interpolant: 
     for index, (edge, profile) in enumerate((("lower", bracket.lower), ("upper", bracket.upper))):
         _band(axes, profile.log_snr, profile.mean, profile.stderr, index, f"{edge} edge")
     grid = bracket.upper.log_snr
-    axes.set(xlabel="log-SNR", ylabel="posterior variance", xlim=(float(grid[0]), float(grid[-1])))
+    margin = 0.0 if len(grid) > 1 else 1.0
+    ends = (float(grid[0]) - margin, float(grid[-1]) + margin)
+    axes.set(xlabel="log-SNR", ylabel="posterior variance", xlim=ends)
     axes.set_ylim(bottom=0)
     style.plain_numbers(axes)
     ticks = interpolant.log_snr(torch.tensor(_T_TICKS, dtype=torch.float64)).tolist()
@@ -210,7 +213,11 @@ def save_profile_png(
         halves: Any = figure.subfigures(1, 2)
         _draw_posterior_variance(halves[0], bracket, interpolant)
         _draw_target_variance(halves[1], bracket, interpolant, prediction)
-        style.to_png(figure, output)
+        try:
+            with np.errstate(all="ignore"):
+                style.to_png(figure, output)
+        except (ValueError, ArithmeticError) as error:
+            raise UserError(f"{profile}: cannot be drawn, its values are too extreme") from error
 
 
 def save_density_png(design: Path, output: Path) -> None:
@@ -241,7 +248,7 @@ def _band(
     axes: Axes, x: torch.Tensor, mean: torch.Tensor, stderr: torch.Tensor, index: int, label: str
 ) -> None:
     look = _line(index)
-    axes.plot(x, mean, label=label, **look)
+    axes.plot(x, mean, label=label, marker="o" if len(x) == 1 else None, **look)
     axes.fill_between(x, mean - 2 * stderr, mean + 2 * stderr, color=look["color"], alpha=0.2, linewidth=0)
 
 

@@ -16,7 +16,7 @@ from flowtempo.interpolants import Interpolant, interpolant
 from flowtempo.predictions import PREDICTIONS, Prediction
 from flowtempo.report import figures, style, summary
 from flowtempo.report.pictures import Missing, Picture, drawn, embedded
-from flowtempo.report.records import CONFIG, Run, differences, read_runs
+from flowtempo.report.records import CONFIG, Run, differences, of_one_network, printable, read_runs
 from flowtempo.variance import Bracket
 
 _Figure = Picture | Missing
@@ -36,13 +36,18 @@ def write_report(
     Raises:
         UserError: A record that does not exist or cannot be read; names the file.
     """
-    arms = read_runs(runs)
+    if output.is_dir() or (output.exists() and output.suffix.lower() not in (".html", ".htm")):
+        raise UserError(f"{output}: exists and is no web page: name a file that ends in .html")
+    arms, notes = of_one_network(read_runs(runs))
     bracket = None if profile is None else Bracket.load(profile)
-    designs = [(path.stem if len(densities) > 1 else "designed", Design.load(path)) for path in densities]
+    designs = [
+        (printable(path.stem) if len(densities) > 1 else "designed", Design.load(path)) for path in densities
+    ]
     with style.styled():
-        page = _environment().get_template("report.html.j2").render(_context(arms, bracket, designs))
+        page = _environment().get_template("report.html.j2").render(_context(arms, bracket, designs, notes))
     with atomic_write(output) as file:
-        file.write(page)
+        # File names that are not UTF-8 and JSON's lone surrogates have no bytes of their own.
+        file.write(page.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 def _environment() -> jinja2.Environment:
@@ -56,7 +61,10 @@ def _environment() -> jinja2.Environment:
 
 
 def _context(
-    arms: Sequence[Run], bracket: Bracket | None, designs: Sequence[tuple[str, Design]]
+    arms: Sequence[Run],
+    bracket: Bracket | None,
+    designs: Sequence[tuple[str, Design]],
+    notes: Sequence[str],
 ) -> dict[str, Any]:
     changed = differences(arms)
     with_config = [arm.name for arm in arms if arm.config]
@@ -66,7 +74,7 @@ def _context(
         "columns": summary.columns(arms),
         "rows": [summary.row(arm, index) for index, arm in enumerate(arms)],
         "verdict": summary.verdict(arms),
-        "caveats": summary.caveats(arms, changed, bracket, designs),
+        "caveats": [*notes, *summary.caveats(arms, changed, bracket, designs)],
         "pictures": {
             **_profile_pictures(bracket, *_objective(arms, designs)),
             "densities": _density_picture(designs, bracket),
@@ -124,7 +132,7 @@ def _profile_pictures(
         return {"posterior_variance": missing, "target_variance": missing}
     return {
         "posterior_variance": drawn(
-            figures.posterior_variance(bracket, path),
+            lambda: figures.posterior_variance(bracket, path),
             "posterior-variance",
             "How much of the data the noise hides",
             "Posterior variance per dimension over log-SNR: a lower and an upper edge, falling to the right.",
@@ -135,7 +143,7 @@ def _profile_pictures(
             "standard errors.",
         ),
         "target_variance": drawn(
-            figures.target_variance(bracket, path, prediction),
+            lambda: figures.target_variance(bracket, path, prediction),
             "target-variance",
             "Noise in the training target",
             f"Variance of the {prediction} target over t, from the lower and from the upper edge.",
@@ -153,7 +161,7 @@ def _density_picture(designs: Sequence[tuple[str, Design]], bracket: Bracket | N
     other_edge = _from_other_edge(designs[0][1], bracket) if bracket and len(designs) == 1 else None
     other = f" The dash-dotted curve is what the {other_edge.edge} edge would give." if other_edge else ""
     return drawn(
-        figures.densities(designs, other_edge),
+        lambda: figures.densities(designs, other_edge),
         "densities",
         "Where times are drawn",
         f"Probability densities over t: {names}, the nearest logit-normal of each, uniform and LN(0, 1).",
@@ -194,7 +202,7 @@ def _training_pictures(arms: Sequence[Run]) -> dict[str, _Figure]:
     if banded:
         below = f" Below: the change against {banded[0]}; less is better." if len(banded) > 1 else ""
         pictures["loss_by_band"] = drawn(
-            figures.loss_by_band(arms),
+            lambda: figures.loss_by_band(arms),
             "loss-by-band",
             "Loss along the noise axis",
             f"Reference loss in intervals of t for {', '.join(banded)}.",
@@ -203,7 +211,7 @@ def _training_pictures(arms: Sequence[Run]) -> dict[str, _Figure]:
         )
     if referenced := [arm.name for arm in arms if arm.reference]:
         pictures["loss_over_steps"] = drawn(
-            figures.loss_over_steps(arms),
+            lambda: figures.loss_over_steps(arms),
             "loss-over-steps",
             "Loss over training",
             f"Reference loss over optimizer steps for {', '.join(referenced)}.",
@@ -212,7 +220,7 @@ def _training_pictures(arms: Sequence[Run]) -> dict[str, _Figure]:
         )
     if evaluated := [arm.name for arm in arms if arm.evaluations]:
         pictures["frechet"] = drawn(
-            figures.frechet_over_steps(arms),
+            lambda: figures.frechet_over_steps(arms),
             "frechet-over-steps",
             "Frechet distance over training",
             f"Frechet distance over optimizer steps for {', '.join(evaluated)}.",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 from PIL import Image
@@ -51,9 +53,19 @@ class Picture:
     missing: str = field(default="", init=False)
 
 
-def drawn(figure: Figure, id: str, title: str, description: str, caption: str) -> Picture:
-    """A matplotlib figure as a picture."""
-    svg = Markup(style.to_svg(figure, id, description))  # our own element; the text in it is escaped
+def drawn(
+    draw: Callable[[], Figure], id: str, title: str, description: str, caption: str
+) -> Picture | Missing:
+    """A matplotlib figure as a picture, or what is said when matplotlib cannot draw its values."""
+    try:
+        with np.errstate(all="ignore"):
+            # our own element; the text in it is escaped
+            svg = Markup(style.to_svg(draw(), id, description))
+    except UserError:
+        raise
+    except (ValueError, ArithmeticError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return Missing(f"{title}: the figure cannot be drawn, its values are too extreme ({reason}).")
     return Picture(id, title, description, caption, svg=svg)
 
 
@@ -63,6 +75,8 @@ def embedded(path: Path, id: str, title: str, description: str, caption: str) ->
     Raises:
         UserError: The file is no image that can be read; names it.
     """
+    if not path.is_file():
+        raise UserError(f"{path}: cannot be read as an image; it is not a regular file")
     try:
         with Image.open(path) as opened:
             image = opened.convert("RGB")

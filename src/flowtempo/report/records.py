@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from flowtempo.errors import UserError
-from flowtempo.metrics import Evaluation
+from flowtempo.metrics import Evaluation, Provenance
 
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
@@ -55,6 +56,7 @@ class Run:
         evaluations: By step, ascending.
         samples: (step, PNG grid), ascending.
         notes: What a reader must know about the files, one sentence each.
+        stale: Evaluations of other images than those that now lie beside the grid, one sentence each.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Run:
     evaluations: tuple[Evaluation, ...]
     samples: tuple[tuple[int, Path], ...]
     notes: tuple[str, ...] = ()
+    stale: tuple[str, ...] = ()
 
     def setting(self, dotted: str, default: Any = None) -> Any:
         """The value of a config key such as `"timesteps.spacing"`."""
@@ -115,17 +118,14 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     notes: list[str] = []
     config_text, config = _read_config(folder / CONFIG, notes)
     log = _read_metrics(folder / METRICS, notes)
-    evaluations = sorted(
-        (Evaluation.load(path) for path in sorted((folder / "evaluations").glob("*.json"))),
-        key=lambda record: record.step,
-    )
+    evaluations = _read_evaluations(folder / "evaluations")
     samples = sorted(
         (int(found[1]), path)
         for path in (folder / "samples").glob("step-*.png")
         if (found := re.fullmatch(r"step-(\d+)\.png", path.name))
     )
     return Run(
-        name=name or folder.resolve().name,
+        name=printable(name or folder.resolve().name),
         folder=folder,
         config=config,
         config_text=config_text,
@@ -138,6 +138,60 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         evaluations=tuple(evaluations),
         samples=tuple(samples),
         notes=tuple(notes),
+        stale=tuple(line for record in evaluations if (line := _stale(folder, record))),
+    )
+
+
+def of_one_network(runs: Sequence[Run]) -> tuple[tuple[Run, ...], list[str]]:
+    """The runs with only the evaluations of one feature network: the one that most evaluations have.
+
+    Returns:
+        The runs, and a sentence about what was left out, if anything was.
+    """
+    count = Counter(record.card.features for run in runs for record in run.evaluations)
+    if len(count) < 2:
+        return tuple(runs), []
+    (shown, _), *others = count.most_common()
+    kept = tuple(
+        replace(run, evaluations=tuple(record for record in run.evaluations if record.card.features == shown))
+        for run in runs
+    )
+    left_out = ", ".join(f"{name} ({number})" for name, number in others)
+    return kept, [
+        f"Frechet distances are shown for the features {shown}, which most evaluations have. Left out, since "
+        f"distances in other features are not comparable: {left_out}."
+    ]
+
+
+def printable(text: str) -> str:
+    """The text with bytes that are not UTF-8, as a file name may hold, as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _read_evaluations(folder: Path) -> list[Evaluation]:
+    """By step; of two of the same step and features, the one whose file names the features."""
+    found: dict[tuple[int, str], Evaluation] = {}
+    # step-N.json is how earlier versions named what is step-N-FEATURES.json now.
+    for path in sorted(folder.glob("*.json"), key=lambda path: (path.stem.count("-"), path.name)):
+        record = Evaluation.load(path)
+        found[record.step, record.card.features] = record
+    return sorted(found.values(), key=lambda record: record.step)
+
+
+def _stale(folder: Path, record: Evaluation) -> str | None:
+    path = folder / "samples" / f"step-{record.step:08d}.json"
+    if not path.is_file():
+        return None
+    made = _parse_object(_read_text(path), str(path))
+    card = record.card.to_dict()
+    changed = [
+        item.name for item in fields(Provenance) if item.name in made and made[item.name] != card[item.name]
+    ]
+    if not changed:
+        return None
+    return (
+        f"the evaluation of step {record.step:,} with features {record.card.features} is of other images "
+        f"than those shown (they differ in {', '.join(changed)}); run flowtempo evaluate again"
     )
 
 
@@ -256,7 +310,7 @@ def _reference(record: dict[str, Any], where: str) -> ReferenceLoss:
 def _parse_object(text: str, where: str) -> dict[str, Any]:
     try:
         record = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not valid JSON; the file is damaged or was cut") from error
     if not isinstance(record, dict):
         raise UserError(f"{where}: a JSON object is expected, found {type(record).__name__}")
@@ -275,7 +329,10 @@ def _number(record: dict[str, Any], key: str, where: str) -> float:
         return math.nan  # how writers that hold to strict JSON spell a loss that is not finite
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UserError(f"{where}: '{key}' must be a number, found {value!r}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise UserError(f"{where}: '{key}' is too large a number") from error
 
 
 def _integer(record: dict[str, Any], key: str, where: str) -> int:

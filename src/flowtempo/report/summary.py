@@ -63,6 +63,8 @@ def with_error(value: float, stderr: float) -> str:
     if not (math.isfinite(value) and math.isfinite(stderr) and stderr > 0):
         return f"{value:.4g}"
     decimals = max(0, 1 - math.floor(math.log10(stderr)))
+    if abs(value) >= 1e15 or stderr >= 1e15 or decimals > 15:
+        return f"{value:.4g} ± {stderr:.2g}"
     return f"{value:,.{decimals}f} ± {stderr:,.{decimals}f}"
 
 
@@ -126,6 +128,7 @@ def caveats(
                     "path, where the same t is another noise level."
                 )
     for arm in arms:
+        lines += [f"{arm.name}: {sentence}." for sentence in arm.stale]
         if arm.skipped:
             lines.append(f"{arm.name}: {arm.skipped:,} steps were left out, their gradients were not finite.")
         if arm.evaluations and arm.steps is not None and arm.evaluations[-1].step != arm.steps:
@@ -208,13 +211,18 @@ def masses(arms: Sequence[Run], designs: Sequence[tuple[str, Design]]) -> dict[s
             (
                 f"{tenth / 10:.1f}–{(tenth + 1) / 10:.1f}",
                 [
-                    {"text": f"{100 * shares[tenth]:.1f} %", "width": f"{100 * shares[tenth] / widest:.1f}"}
+                    {"text": f"{100 * shares[tenth]:.1f} %", "width": f"{_part(shares[tenth], widest):.1f}"}
                     for _, shares in columns
                 ],
             )
             for tenth in range(10)
         ],
     }
+
+
+def _part(share: float, widest: float) -> float:
+    """Width of a bar in percent; none where the shares are all zero or not numbers."""
+    return 100 * share / widest if widest > 0 and math.isfinite(share / widest) else 0.0
 
 
 def _tenths(density: Density) -> list[float]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
+import math
 import os
 import platform
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,11 +50,16 @@ class Checkpoint:
         Raises:
             UserError: An unknown track, or a damaged file.
         """
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         if track not in WEIGHTS:
             raise UserError(f"unknown track {track!r}; known tracks: {', '.join(WEIGHTS)}")
-        return load_file(self._verified(WEIGHTS[track]))
+        path = self._verified(WEIGHTS[track])
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise self.unusable(path.name) from error
 
     def optimizer(self) -> dict[str, Any]:
         """What was saved beside the weights.
@@ -59,8 +67,22 @@ class Checkpoint:
         Raises:
             UserError: A damaged file.
         """
-        content: dict[str, Any] = torch.load(self._verified(OPTIMIZER), map_location="cpu", weights_only=True)
+        path = self._verified(OPTIMIZER)
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # whatever unpickling makes of bytes that are no pickle
+            raise self.unusable(OPTIMIZER) from error
+        if not isinstance(content, dict):
+            raise self.unusable(OPTIMIZER)
         return content
+
+    def unusable(self, name: str) -> UserError:
+        """What is told of a file that is as it was written, but not what this version writes for the run."""
+        return UserError(
+            f"{self.folder / name}: its content is not that of a checkpoint of this run; {self._remedy()}"
+        )
 
     def _verified(self, name: str) -> Path:
         path = self.folder / name
@@ -95,6 +117,9 @@ def save(
 
     Returns:
         The new folder.
+
+    Raises:
+        OSError: It cannot be written, as on a full disk; names the new folder. Earlier ones stay.
     """
     from safetensors.torch import save_file
 
@@ -102,8 +127,10 @@ def save(
     with atomic_folder(final) as folder:
         for track, tensors in weights.items():
             content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-            save_file(content, folder / WEIGHTS[track])
-        torch.save(dict(optimizer), folder / OPTIMIZER)
+            with _told_as_os_error(final):
+                save_file(content, folder / WEIGHTS[track])
+        with _told_as_os_error(final):
+            torch.save(dict(optimizer), folder / OPTIMIZER)
         files = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
         versions = {
             "flowtempo": flowtempo.__version__,
@@ -145,11 +172,11 @@ def find(checkpoints: Path, step: int | None = None) -> Checkpoint:
             raise UserError(
                 f"{path}: schema {state['schema']} was written by another version (this is {SCHEMA})"
             )
-        if state["step"] != chosen or not isinstance(state["files"], dict):
+        if state["step"] != chosen or not _is_whole(state):
             raise ValueError("fields contradict the folder")
     except UserError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"{path}: missing or damaged; delete the folder {folder.name} to use the checkpoint before it"
         ) from error
@@ -167,6 +194,47 @@ def prune(checkpoints: Path, keep: int | None) -> None:
             os.replace(folder, checkpoints / f".{folder.name}.old")
     for path in checkpoints.glob(".step-*"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_whole(state: dict[str, Any]) -> bool:
+    data, shape = state["data"], state["data"]["shape"]
+    seconds = state["seconds"]
+    return (
+        isinstance(data, dict)
+        and isinstance(shape, list)
+        and len(shape) == 3
+        and all(_is_count(side) and side > 0 for side in shape)
+        and isinstance(data["name"], str)
+        and isinstance(data["fingerprint"], str)
+        and _is_count(state["num_classes"])
+        and isinstance(state["proposal"], dict)
+        and type(seconds) in (int, float)
+        and math.isfinite(seconds)
+        and isinstance(state["files"], dict)
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**31
+
+
+@contextlib.contextmanager
+def _told_as_os_error(path: Path) -> Iterator[None]:
+    """Around a write by a library that has its own exceptions for the operating system's errors."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+    except RuntimeError as error:
+        # torch's writer says which of its own checks failed, but not why.
+        if not re.search(r"inline_container|PytorchStreamWriter|iostream", str(error)):
+            raise
+        raise OSError(errno.ENOSPC, "cannot be written (is the disk full?)", str(path)) from error
 
 
 def _sha256(path: Path) -> str:

@@ -138,6 +138,11 @@ _FREE_KEYS = frozenset(
     {"steps", "log_every", "reference_every", "checkpoint_every", "keep_checkpoints", "compile"}
 )
 
+# A batch beyond this is a slip of the keyboard, whose draws alone would fill the memory.
+_MOST_IMAGES = 2**24
+
+_SECTIONS = frozenset({"data", "model", "objective", "timesteps", "optimizer", "reference_data"})
+
 
 def check(config: TrainConfig) -> None:
     """Check what the types cannot say.
@@ -150,8 +155,12 @@ def check(config: TrainConfig) -> None:
         value = getattr(config, key)
         if value is not None and value < 1:
             raise UserError(f"{key} is {value}: it must be at least 1")
+    if config.batch_size > _MOST_IMAGES:
+        raise UserError(f"batch_size is {config.batch_size}: it must be at most {_MOST_IMAGES}")
     if config.seed < 0:
         raise UserError(f"seed is {config.seed}: it must not be negative")
+    if config.seed >= 2**64:
+        raise UserError(f"seed is {config.seed}: it must be below 2**64")
     dropout, decay, optimizer = config.label_dropout, config.ema_decay, config.optimizer
     if dropout is not None and not 0 <= dropout <= 1:
         raise UserError(f"label_dropout is {dropout}: it must be a probability, 0 to 1")
@@ -197,10 +206,19 @@ def load_config(path: Path) -> TrainConfig:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise UserError(f"{path}: expected keys and values, found {type(content).__name__}")
+        # Refuses what contains itself, which the parser would follow for ever.
+        json.dumps(content, default=str)
+        for key in _SECTIONS & content.keys():
+            if not isinstance(content[key], dict) and not (key == "reference_data" and content[key] is None):
+                raise UserError(f"{path}: {key} must be keys and values, found {content[key]!r}")
         values = parser.instantiate(parser.parse_object(content))
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file (is {path.parent} a run folder?)") from error
-    except (yaml.YAMLError, UnicodeDecodeError, argparse.ArgumentError) as error:
+    except UserError:
+        raise
+    except RecursionError as error:
+        raise UserError(f"{path}: nested too deeply; write plain keys and values") from error
+    except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError, argparse.ArgumentError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
     return TrainConfig(**{key.name: values[key.name] for key in dataclasses.fields(TrainConfig)})
 

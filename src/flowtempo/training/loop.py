@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from flowtempo.training.checkpoint import Checkpoint
 from flowtempo.training.config import TrainConfig, check, save_config
 from flowtempo.training.ema import EMA, initial_weight
 from flowtempo.training.interrupt import Interrupts
+from flowtempo.training.lock import FolderLock
 from flowtempo.training.optimizer import build_optimizer
 from flowtempo.training.records import Records, strict
 from flowtempo.training.run import CHECKPOINTS, CONFIG, check_match
@@ -40,12 +42,14 @@ class TrainResult:
         step: Optimizer steps done, all calls together.
         signal: The signal that ended it early, or None.
         reference: The last reference loss of each track ("raw", "ema") that this call computed.
+        skipped: Steps of all calls together that changed nothing, for their loss or gradient was not finite.
     """
 
     folder: Path
     step: int
     signal: int | None
     reference: dict[str, float]
+    skipped: int = 0
 
     @property
     def interrupted(self) -> bool:
@@ -86,13 +90,21 @@ def train(
     folder = Path(run_folder)
     check_folder(folder, resume)
     runtime = Runtime()
-    data = load(config.data)
-    config = resolve(config, data, runtime)
-    newest = checkpoint_to_resume(folder, config, data) if resume else None
-    trainer = _Trainer(config, folder, data, runtime, newest, callback)
-    # Nobody may make files in the folder before everybody has found it empty.
-    runtime.barrier()
-    return trainer.run(progress, resume=resume)
+    with contextlib.ExitStack() as stack:
+        if resume:
+            # First of all, so that no other process goes on from the checkpoint that this one finds.
+            stack.enter_context(FolderLock(folder, runtime))
+        data = load(config.data)
+        config = resolve(config, data, runtime)
+        newest = checkpoint_to_resume(folder, config, data) if resume else None
+        trainer = _Trainer(config, folder, data, runtime, newest, callback)
+        if not resume:
+            # Last of all, so that a mistake makes no folder; another process may have come first.
+            stack.enter_context(FolderLock(folder, runtime))
+            check_folder(folder, resume)
+        # Nobody may make files in the folder before everybody has found it empty.
+        runtime.barrier()
+        return trainer.run(progress, resume=resume)
 
 
 class _Trainer:
@@ -158,7 +170,9 @@ class _Trainer:
         finally:
             if self.records is not None:
                 self.records.close()
-        return TrainResult(self.folder, self.done, interrupts.received, self.losses)
+        return TrainResult(
+            self.folder, self.done, interrupts.received, self.losses, self.step.meters.skipped()
+        )
 
     def _steps(self, interrupts: Interrupts, progress: Callable[[float], None] | None) -> None:
         config = self.config
@@ -255,11 +269,18 @@ class _Trainer:
         self.runtime.barrier()
 
     def _restore(self, saved: Checkpoint) -> None:
-        self.model.load_state_dict(saved.weights("raw"))
-        self.ema.model.load_state_dict(saved.weights("ema"))
+        for track, model in (("raw", self.model), ("ema", self.ema.model)):
+            weights = saved.weights(track)
+            try:
+                model.load_state_dict(weights)
+            except RuntimeError as error:
+                raise saved.unusable(checkpoint.WEIGHTS[track]) from error
         content = saved.optimizer()
-        self.step.optimizer.load_state_dict(content["optimizer"])
-        self.step.meters.restore(content["meters"])
+        try:
+            self.step.optimizer.load_state_dict(content["optimizer"])
+            self.step.meters.restore(content["meters"])
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise saved.unusable(checkpoint.OPTIMIZER) from error
         self.done = saved.step
         self.seconds = saved.state["seconds"]
 

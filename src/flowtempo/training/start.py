@@ -11,6 +11,7 @@ from flowtempo.runtime import Runtime
 from flowtempo.training import checkpoint
 from flowtempo.training.checkpoint import Checkpoint
 from flowtempo.training.config import TrainConfig, check_resumable, load_config
+from flowtempo.training.lock import LOCK, busy, is_busy
 from flowtempo.training.records import strict
 from flowtempo.training.run import CHECKPOINTS, CONFIG, check_match
 
@@ -23,10 +24,13 @@ def check_folder(folder: Path, resume: bool) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file: name a folder for the run")
-    empty = not folder.exists() or not any(folder.iterdir())
+    # A process that was killed leaves its lock file behind, which holds nothing.
+    empty = not folder.exists() or all(path.name == LOCK for path in folder.iterdir())
     if resume and (empty or not (folder / CONFIG).is_file()):
         raise UserError(f"{folder}: nothing to resume (no {CONFIG} there); start the run without --resume")
     if not resume and not empty:
+        if is_busy(folder):
+            raise busy(folder)
         raise UserError(f"{folder} is not empty: continue that run with --resume, or name another folder")
 
 
@@ -58,6 +62,11 @@ def checkpoint_to_resume(folder: Path, config: TrainConfig, data: ArrayData) -> 
         return None
     found = checkpoint.find(folder / CHECKPOINTS)
     state = found.state
+    if found.step > config.steps:
+        raise UserError(
+            f"steps is {config.steps}, but {folder} has already done {found.step}: resume with steps "
+            f"{found.step} or more, or start a new run folder"
+        )
     check_match(folder, tuple(state["data"]["shape"]), state["num_classes"], data)
     if state["data"]["fingerprint"] != data.fingerprint:
         raise UserError(

@@ -16,7 +16,7 @@ from flowtempo.training.optimizer import learning_rate
 class Meters:
     """Sums over steps that stay on the device until they are read.
 
-    A step whose gradients are not finite counts in `skipped` and in nothing else.
+    A step whose loss or gradients are not finite counts in `skipped` and in nothing else.
 
     Args:
         names: What is summed, beside `steps` and `skipped`.
@@ -48,20 +48,30 @@ class Meters:
         means = {name: total / steps if steps else None for name, total in zip(self.names, sums, strict=True)}
         return {**means, "skipped": round(skipped)}
 
+    def skipped(self) -> int:
+        """Steps skipped so far, over the whole run; every process must ask."""
+        return round(float(self.state()[-1]))
+
     def state(self) -> Tensor:
         """Everything that `restore` needs, added over processes."""
         return self._runtime.sum(self._sums).cpu()
 
     def restore(self, state: Tensor) -> None:
-        """Go on from `state`, on any number of processes."""
+        """Go on from `state`, on any number of processes.
+
+        Raises:
+            ValueError: It is not what `state` gave for the same names.
+        """
+        if state.shape != self._sums.shape or state.dtype != self._sums.dtype:
+            raise ValueError(f"expected {len(self._sums)} sums, found {tuple(state.shape)}")
         self._sums = state.to(self._sums.device) if self._runtime.is_main else torch.zeros_like(self._sums)
 
 
 class TrainStep:
     """Forward, backward, clipping, AdamW and EMA.
 
-    A step whose gradient norm is not finite changes no weight and no optimizer state: the fused optimizer
-    reads the flag on the device.
+    A step whose loss or gradient norm is not finite changes no weight and no optimizer state: the fused
+    optimizer reads the flag on the device.
 
     Args:
         network: The model as prepared by the runtime, possibly compiled.
@@ -105,7 +115,8 @@ class TrainStep:
             with self.runtime.accumulating(self.network, last=part == config.accumulate - 1):
                 sums += self._backward(micro, scale=world / config.batch_size)
         norm = self._clip()
-        finite = torch.isfinite(norm)
+        # The norm is the same on all processes, the sums are not.
+        finite = torch.isfinite(norm) & torch.isfinite(self.runtime.sum(sums)).all()
         # AdamW's fused kernel leaves weights, moments and step count alone where found_inf is 1.
         self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
         lr = learning_rate(config.optimizer, step, config.steps)

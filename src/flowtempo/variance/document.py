@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from os import PathLike, fspath
+from os.path import exists, isfile
 from typing import Any
 
 from flowtempo.errors import UserError
@@ -37,12 +39,16 @@ def load(path: str | PathLike[str], kind: str) -> dict[str, Any]:
         UserError: If the file is missing, cut, not of this kind or of another schema version.
     """
     name = fspath(path)
+    if exists(name) and not isfile(name):
+        raise UserError(f"{name}: cannot be read (not a regular file)")
     try:
         with open(name, encoding="utf-8") as file:
             content = json.load(file)
     except OSError as error:
         raise UserError(f"{name}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise UserError(f"{name}: is not JSON of a {kind} (nested too deeply)") from error
+    except ValueError as error:
         raise UserError(f"{name}: is not JSON, or was cut short ({error})") from error
     if not isinstance(content, dict) or "kind" not in content or "schema" not in content:
         raise UserError(f"{name}: is no {kind} of flowtempo (it has no kind and schema)")
@@ -113,8 +119,13 @@ class Reader:
             raise UserError(f"{self._where}: unknown key {next(iter(self._left))!r}")
 
     def _wrong(self, key: str, wanted: str, value: object) -> Any:
-        raise UserError(f"{self._where}: {key!r} must be {wanted}, not {type(value).__name__}")
+        found = "too large an integer" if isinstance(value, int) and wanted == "a number" else ""
+        if isinstance(value, list) and all(isinstance(item, (int, float)) for item in value):
+            found = "one with booleans or integers too large for a float"
+        raise UserError(f"{self._where}: {key!r} must be {wanted}, not {found or type(value).__name__}")
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return isinstance(value, float) or abs(value) <= sys.float_info.max  # float() refuses larger integers

@@ -144,6 +144,15 @@ def prepare(x: Tensor, *, seed: int, centre: bool = True) -> Points:
     if not bool(finite.all()):
         bad = int((~finite).nonzero()[0, 0])
         raise UserError(f"data holds NaN or infinite values, first in point {bad}: remove or repair them")
+    peak = float(flat.abs().max())
+    # Twice the largest value is the largest difference; its norm is squared in float32 and, for the shrinkage
+    # of the linear denoiser, raised to the fourth power in float64.
+    largest = torch.finfo(flat.dtype).max ** (0.5 if flat.dtype == torch.float32 else 0.25)
+    if not 2 * peak * (flat.shape[1] * flat.shape[0]) ** 0.5 < largest:
+        raise UserError(
+            f"data holds values so large (max {peak:.3g}) that squares overflow; rescale them, for example to"
+            " a standard deviation of 1"
+        )
     copy_of = _copies(flat)
     groups = int(copy_of.max()) + 1
     if groups == 1:

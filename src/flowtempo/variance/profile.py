@@ -83,7 +83,7 @@ class VarianceProfile:
         """The variance per dimension of the isotropic Gaussian that has this profile's first value."""
         first = float(self.mean[0])
         # A posterior variance is below exp(-log_snr), but an estimate may not be.
-        signal = min(math.exp(float(self.log_snr[0])) * first, 0.9)
+        signal = min(math.exp(min(float(self.log_snr[0]), 700.0)) * first, 0.9)
         return first / (1 - signal) if first > 0 else 1.0
 
     def at(self, log_snr: Tensor) -> tuple[Tensor, Tensor]:
