@@ -150,10 +150,8 @@ def test_outputs_do_not_overwrite_inputs_or_each_other(capsys, tmp_path):
 
 
 def test_a_reader_who_leaves_does_not_stop_training(tmp_path):
-    command = [
-        sys.executable, "-m", "flowtempo.cli.main", "train", "digits", "--run", str(tmp_path / "r"), "--steps", "2",
-        "--batch_size", "4", "--reference_count", "4",
-    ]  # fmt: skip
+    words = ["train", "digits", "--run", str(tmp_path / "r"), "--steps", "2", "--batch_size", "4"]
+    command = [sys.executable, "-m", "flowtempo.cli.main", *words, "--reference_count", "4"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.close()
     error = process.stderr.read()
