@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 SRC    := src tests benchmarks scripts
+# mkdocs-material's notice about its successor is no news about these docs.
+export NO_MKDOCS_2_WARNING := 1
 
 .PHONY: help install install-dev demo bench-fashion-mnist test test-all check format docs lock clean
 

@@ -4,7 +4,7 @@ import sys
 import numpy as np
 import pytest
 
-from flowtempo.data import DataConfig, load
+from flowtempo.data import DataConfig, load, sources
 from flowtempo.errors import UserError
 
 FASHION = "/usr/share/datasets/fashion-mnist"
@@ -105,7 +105,8 @@ def test_fashion_mnist_as_debian_lays_it_out():
     np.testing.assert_allclose(train.channel_std / 2, 0.3530, atol=1e-4)
 
 
-@pytest.mark.skipif(os.path.isdir(FASHION), reason="dataset-fashion-mnist is installed")
-def test_fashion_mnist_missing():
+def test_fashion_mnist_missing(tmp_path, monkeypatch):
+    folder = str(tmp_path / "fashion-mnist")
+    monkeypatch.setattr(sources, "_DEBIAN_FOLDER", folder)
     with pytest.raises(UserError, match="apt install dataset-fashion-mnist"):
-        load(DataConfig("idx", FASHION))
+        load(DataConfig("idx", folder))
