@@ -1,14 +1,17 @@
-"""Writing files so that an interruption never leaves half of one."""
+"""Writing files so that an interruption never leaves half of one, and reading what a person hands in."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
+
+from flowtempo.errors import UserError
 
 
 @contextlib.contextmanager
@@ -68,6 +71,31 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
         raise _named(error, str(temporary), final) from None
     _sync_folder(final.parent)
+
+
+def read_json(path: str | os.PathLike[str], expected: str = "") -> Any:
+    """Read a JSON file.
+
+    Args:
+        path: The file.
+        expected: What it should hold, such as "an evaluation record", for the message.
+
+    Raises:
+        UserError: It is missing, no regular file (a pipe would block), or not JSON; names the file.
+    """
+    name = os.fspath(path)
+    told = f"{name}: not {expected}: it is" if expected else f"{name}: is"
+    if os.path.exists(name) and not os.path.isfile(name):
+        raise UserError(f"{name}: cannot be read: not a regular file")
+    try:
+        with open(name, encoding="utf-8") as file:
+            return json.load(file)
+    except OSError as error:
+        raise UserError(f"{name}: cannot be read: {error.strerror}") from error
+    except RecursionError as error:
+        raise UserError(f"{told} not JSON that is meant here (nested too deeply)") from error
+    except ValueError as error:
+        raise UserError(f"{told} not JSON, or was cut short ({error})") from error
 
 
 def _named(error: BaseException, temporary: str, final: Path) -> BaseException:

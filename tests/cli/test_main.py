@@ -69,7 +69,10 @@ def test_unknown_recipe_lists_the_shipped_ones(capsys, tmp_path):
         ("data: {kind: mnist}\n", "Got value: mnist"),
         ("data: {kind: idx\n", "not valid YAML"),
         ("- 1\n", "expected keys and values"),
-        ("data: digits\n", "data"),
+        ("data: digits\n", "data must be keys and values"),
+        ("optimizer: 5\n", "optimizer must be keys and values"),
+        ("data: &d {x: *d}\n", "not valid YAML"),
+        ("steps: " + "[" * 3000, "nested too deeply"),
     ],
 )
 def test_mistakes_in_a_recipe_name_the_file(capsys, tmp_path, text, told):

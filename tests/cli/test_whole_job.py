@@ -91,3 +91,58 @@ def test_demo_continues_where_it_stopped(tmp_path, capsys):
     assert main(["demo", "--output", str(folder), "--steps", "2"]) == 0
     assert (folder / "designed" / "metrics.jsonl").read_bytes() == first
     assert (folder / "report.html").read_bytes() == page
+
+
+def test_demo_goes_on_from_a_folder_that_has_no_run_yet(tmp_path):
+    (tmp_path / "demo" / "uniform").mkdir(parents=True)
+    assert main(["demo", "--output", str(tmp_path / "demo"), "--steps", "1"]) == 0
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "{", '{"schema": 1}', "[]"])
+def test_damaged_records_of_samples_are_named(job, capsys, content):
+    record = job / "run" / "samples" / "step-00000003.json"
+    whole = record.read_text()
+    try:
+        record.write_text(content)
+        assert main(["evaluate", str(job / "run"), "--step", "3"]) == 2
+        assert str(record) in capsys.readouterr().err
+        record.write_text(whole.replace('"step": 3', '"step": 6'))
+        assert main(["evaluate", str(job / "run"), "--step", "3"]) == 2
+        assert "generate again" in capsys.readouterr().err
+    finally:
+        record.write_text(whole)
+
+
+def test_images_that_replace_others_take_their_evaluation_away(job, capsys):
+    evaluation = job / "run" / "evaluations" / "step-00000003-digits.json"
+    before = evaluation.read_bytes()
+    again = ["generate", str(job / "run"), "--count", "70", "--steps", "2", "--step", "3", "--track", "raw"]
+    assert main(again) == 0
+    assert f"{evaluation}: removed" in capsys.readouterr().out
+    assert not evaluation.exists()
+    assert main(["evaluate", str(job / "run"), "--step", "3"]) == 0
+    assert evaluation.read_bytes() == before
+
+
+def test_changed_data_are_not_evaluated_against(tmp_path, capsys):
+    pixels = np.random.default_rng(0).integers(0, 255, (40, 1, 8, 8), dtype=np.uint8)
+    np.save(tmp_path / "c.npy", pixels)
+    run = tmp_path / "run"
+    data = ["--data.kind", "array", "--data.path", str(tmp_path / "c.npy"), "--model.size", "micro/2"]
+    assert main(["train", "--run", str(run), *data, *SMALL]) == 0
+    assert main(["generate", str(run), "--count", "8", "--steps", "1"]) == 0
+    np.save(tmp_path / "c.npy", 255 - pixels)
+    assert main(["evaluate", str(run)]) == 2
+    assert "contents changed" in capsys.readouterr().err
+
+
+def test_latents_are_refused_before_anything_is_generated(tmp_path, capsys):
+    np.save(tmp_path / "z.npy", 3 * np.random.default_rng(0).standard_normal((40, 4, 8, 8), dtype=np.float32))
+    data = ["--data.kind", "array", "--data.path", str(tmp_path / "z.npy"), "--data.layout", "nchw"]
+    run = str(tmp_path / "run")
+    assert main(["train", "--run", run, *data, "--model.size", "micro/2", *SMALL]) == 0
+    capsys.readouterr()
+    assert main(["generate", run, "--count", "8", "--steps", "1"]) == 2
+    captured = capsys.readouterr()
+    assert "no uint8 form" in captured.err
+    assert "generate" not in captured.out

@@ -66,7 +66,8 @@ def demo(output: str = "runs/demo", steps: int = 800) -> int:
     evaluations: dict[str, list[Evaluation]] = {}
     for name, config in arms.items():
         run = folder / name
-        result = run_training(config, str(run), resume=run.exists(), description=f"train {name}")
+        started = (run / "config.yaml").exists()
+        result = run_training(config, str(run), resume=started, description=f"train {name}")
         if result.interrupted:
             say(f"stopped and saved at step {result.step}; run the same command to go on")
             return result.exit_code
@@ -115,4 +116,4 @@ def _print_table(folder: Path, evaluations: dict[str, list[Evaluation]]) -> None
         ["arm", *steps, "reference loss", "seconds"],
         rows,
     )
-    say("One seed: a difference below about 15% is noise, and this is no verdict.")
+    say("One seed for each arm: another one can change the order, so this is no verdict.")

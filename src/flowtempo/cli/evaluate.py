@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import warnings
 import zipfile
 import zlib
@@ -15,6 +14,7 @@ import numpy as np
 from flowtempo.cli.console import say
 from flowtempo.data import ArrayData, load
 from flowtempo.errors import UserError
+from flowtempo.files import read_json
 from flowtempo.metrics import Evaluation, Provenance, Reference
 from flowtempo.metrics import evaluate as evaluate_images
 from flowtempo.metrics.features import FeatureNetwork
@@ -72,6 +72,8 @@ def evaluate_samples(
     Raises:
         UserError: The images or the record beside them are missing or damaged; names the file.
     """
+    if not samples.exists():
+        raise UserError(f"{samples}: no such file; run `flowtempo generate` for that step first")
     record = _read_record(samples.with_suffix(".json"))
     step = record.pop("step")
     with warnings.catch_warnings(record=True) as caught:
@@ -106,18 +108,17 @@ def _features_made_for(data: ArrayData) -> str:
 
 
 def _newest_samples(run: Path) -> Path:
-    found = sorted((run / "samples").glob("step-*.npz"))
+    found = list((run / "samples").glob("step-*.npz"))
     if not found:
         raise UserError(f"{run}: no generated images; run `flowtempo generate {run}` first")
-    return found[-1]
+    # By number: beyond eight digits names no longer sort as their steps do.
+    return max(found, key=lambda path: (len(path.name), path.name))
 
 
 def _read_images(path: Path) -> np.ndarray:
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            images = arrays["arr_0"]
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; run `flowtempo generate` for that step first") from None
+            images = np.asarray(arrays["arr_0"])
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path}: not an .npz of generated images, or cut short: generate again") from error
     if images.dtype != np.uint8 or images.ndim != 4:
@@ -127,14 +128,10 @@ def _read_images(path: Path) -> np.ndarray:
 
 def _read_record(path: Path) -> dict[str, Any]:
     known = {"schema", "step", *(field.name for field in dataclasses.fields(Provenance))}
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(
-            f"{path}: missing; it says how the images beside it were made: generate again"
-        ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid JSON, or cut short: generate again") from error
-    if not isinstance(record, dict) or set(record) != known or record.pop("schema") != 1:
-        raise UserError(f"{path}: not a record of `flowtempo generate` (schema 1): generate again")
+    if not path.exists():
+        raise UserError(f"{path}: missing; it says how the images beside it were made: generate again")
+    record = read_json(path)
+    whole = isinstance(record, dict) and set(record) == known and record.pop("schema") == 1
+    if not whole or not isinstance(record["step"], int) or path.stem != f"step-{record['step']:08d}":
+        raise UserError(f"{path}: not the record of `flowtempo generate` for this step: generate again")
     return record

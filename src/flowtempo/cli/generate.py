@@ -70,7 +70,8 @@ def generate(
         batch_size=batch_size,
     )
     say(f"images: {path}")
-    say(f"grid: {path.with_suffix('.png')}")
+    if path.with_suffix(".png").exists():
+        say(f"grid: {path.with_suffix('.png')}")
     say(f"next: flowtempo evaluate {run}")
 
 

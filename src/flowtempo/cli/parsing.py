@@ -7,7 +7,6 @@ import dataclasses
 import difflib
 import inspect
 import json
-import re
 import typing
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -21,7 +20,14 @@ from flowtempo.errors import UserError
 from flowtempo.recipes import names as recipe_names
 from flowtempo.recipes import resolve
 from flowtempo.training import TrainConfig
-from flowtempo.training.config import to_dict
+from flowtempo.training.config import (
+    config_parser,
+    from_mapping,
+    from_values,
+    one_line,
+    read_mapping,
+    to_dict,
+)
 
 PRINT_CONFIG = "--print_config"
 
@@ -53,7 +59,8 @@ def call(module: ModuleType, name: str, words: Sequence[str]) -> int:
         arguments[:1] = _recipe_arguments(arguments[0], recipe_keys)
     if PRINT_CONFIG in arguments and TrainConfig in typing.get_type_hints(function).values():
         arguments.remove(PRINT_CONFIG)
-        return _print_config(arguments, name)
+        print(yaml.safe_dump(to_dict(_parse_config(arguments)), sort_keys=False), end="")
+        return 0
     try:
         parsed = parser.parse_args(arguments)
         values = parser.instantiate(parsed)
@@ -129,17 +136,8 @@ def load_recipe(name_or_path: str) -> dict[str, Any]:
         UserError: No such recipe, no YAML mapping, an unknown key or a wrong value; the file is named.
     """
     path = resolve(name_or_path)
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{path}: not valid YAML: {one_line(error)}") from error
-    if content is None:
-        content = {}
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected keys and values, found {type(content).__name__}")
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(TrainConfig, nested_key=None)
-    known = _leaf_keys(parser.get_defaults())
+    content = read_mapping(path)
+    known = _leaf_keys(config_parser().get_defaults())
     for key in _flat_keys(content):
         raise UserError(f"{path}: key {key!r}: write sections as nested keys, not with a dot")
     for key in _leaf_keys(content):
@@ -147,53 +145,25 @@ def load_recipe(name_or_path: str) -> dict[str, Any]:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
             raise UserError(f"{path}: unknown key {key!r}; {hint}")
-    try:
-        parser.parse_object(content)
-    except (argparse.ArgumentError, TypeError) as error:
-        raise UserError(f"{path}: {one_line(error)}") from error
+    from_mapping(content, path)
     return content
 
 
 def config_from_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> TrainConfig:
-    """Read a recipe, apply `--key=value` overrides and build the training configuration."""
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(TrainConfig, nested_key=None)
-    words = [*_recipe_arguments(name_or_path, tuple(_field_names())), *overrides]
-    return _config(parser.instantiate(parser.parse_args(words)))
+    """Read a recipe, apply `--key=value` overrides and build the training configuration.
+
+    Raises:
+        UserError: A key or value is wrong.
+    """
+    return _parse_config([*_recipe_arguments(name_or_path, _field_names()), *overrides])
 
 
-def one_line(error: Exception) -> str:
-    """A parser's message on one line, in a person's words instead of Python's."""
-    text = " ".join(str(error).split())
-    union = re.fullmatch(
-        r"(.*: )Does not validate against any of the Union subtypes .* Given value: (.*)", text
-    )
-    if union:
-        return one_line(ValueError(f"{union[1]}wrong value {union[2]}"))
-    for python, plain in (
-        ('Parser key "', 'option "'),
-        ("typing.Literal", "one of "),
-        ("<class 'int'>", "whole number"),
-        ("<class 'float'>", "number"),
-        ("<class 'str'>", "text"),
-    ):
-        text = text.replace(python, plain)
-    return text
-
-
-def _print_config(arguments: list[str], name: str) -> int:
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(TrainConfig, nested_key=None)
+def _parse_config(words: Sequence[str]) -> TrainConfig:
+    parser = config_parser()
     try:
-        config = _config(parser.instantiate(parser.parse_args(arguments)))
+        return from_values(parser.instantiate(parser.parse_args(words)))
     except argparse.ArgumentError as error:
-        raise UserError(f"{one_line(error)} ({PRINT_CONFIG} takes a recipe and its keys only)") from error
-    print(yaml.safe_dump(to_dict(config), sort_keys=False), end="")
-    return 0
-
-
-def _config(values: Namespace) -> TrainConfig:
-    return TrainConfig(**{field: values[field] for field in _field_names()})
+        raise UserError(f"{one_line(error)} (only a recipe and its keys can be given here)") from error
 
 
 def _required_options(function: Callable[..., Any]) -> list[str]:
@@ -250,8 +220,8 @@ def _leaf_keys(content: dict[str, Any] | Namespace, prefix: str = "") -> list[st
     return keys
 
 
-def _field_names() -> list[str]:
-    return [field.name for field in dataclasses.fields(TrainConfig)]
+def _field_names() -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(TrainConfig))
 
 
 def _keywords(function: Callable[..., Any], values: Namespace) -> dict[str, Any]:
@@ -259,7 +229,7 @@ def _keywords(function: Callable[..., Any], values: Namespace) -> dict[str, Any]
     keywords = {}
     for name in inspect.signature(function).parameters:
         if hints[name] is TrainConfig:
-            keywords[name] = _config(values)
+            keywords[name] = from_values(values)
         else:
             keywords[name] = values[name]
     return keywords

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from os import PathLike, fspath
-from os.path import exists, isfile
 from typing import final
 
 import torch
@@ -14,6 +12,7 @@ from torch import Tensor
 
 from flowtempo.densities.base import Density
 from flowtempo.errors import UserError
+from flowtempo.files import read_json
 
 
 @final
@@ -71,17 +70,7 @@ class Tabulated(Density):
             UserError: If the file is missing, is not such a file, or its table breaks the class's rules.
         """
         name = fspath(path)
-        if exists(name) and not isfile(name):
-            raise UserError(f"{name}: cannot be read (not a regular file)")
-        try:
-            with open(name, encoding="utf-8") as file:
-                content = json.load(file)
-        except OSError as error:
-            raise UserError(f"{name}: cannot be read ({error.strerror})") from error
-        except RecursionError as error:
-            raise UserError(f"{name}: is not JSON of a density (nested too deeply)") from error
-        except ValueError as error:
-            raise UserError(f"{name}: is not JSON ({error})") from error
+        content = read_json(name)
         try:
             t, pdf = content["table"]["t"], content["table"]["pdf"]
             t, pdf = [float(value) for value in t], [float(value) for value in pdf]

@@ -6,13 +6,11 @@ import json
 import os
 import warnings
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from flowtempo.errors import UserError
-from flowtempo.files import atomic_write
+from flowtempo.files import atomic_write, read_json
 from flowtempo.metrics import frechet
 from flowtempo.metrics.card import Card, Provenance
 from flowtempo.metrics.features import FeatureNetwork
@@ -95,16 +93,7 @@ class Evaluation:
         Raises:
             UserError: If the file is missing, not such a record, or of another schema.
         """
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise UserError(f"{path}: not a regular file")
-        try:
-            record: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-        except (ValueError, RecursionError) as error:
-            raise UserError(
-                f"{path}: not an evaluation record: it is not JSON, or was cut short; evaluate again"
-            ) from error
+        record = read_json(path, "an evaluation record")
         try:
             if record["schema"] != SCHEMA:
                 raise UserError(f"{path}: evaluation schema {record['schema']}; this version reads {SCHEMA}")

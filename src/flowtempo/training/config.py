@@ -6,15 +6,18 @@ import argparse
 import dataclasses
 import json
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from jsonargparse import ArgumentParser, Namespace
 
 from flowtempo.data import DataConfig
 from flowtempo.densities import parse
 from flowtempo.errors import UserError
+from flowtempo.files import atomic_write
 from flowtempo.interpolants import interpolant
 from flowtempo.models import ModelConfig
 from flowtempo.objectives import Objective
@@ -186,8 +189,6 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
 
 def save_config(config: TrainConfig, path: Path) -> None:
     """Write the configuration as YAML."""
-    from flowtempo.files import atomic_write
-
     with atomic_write(path) as file:
         yaml.safe_dump(to_dict(config), file, sort_keys=False)
 
@@ -198,29 +199,80 @@ def load_config(path: Path) -> TrainConfig:
     Raises:
         UserError: Not such a file; names it and the key.
     """
-    from jsonargparse import ArgumentParser
+    if not path.exists():
+        raise UserError(f"{path}: no such file (is {path.parent} a run folder?)")
+    content = read_mapping(path)
+    if not content:
+        raise UserError(f"{path}: expected keys and values, found nothing")
+    return from_mapping(content, path)
 
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(TrainConfig, nested_key=None)
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Read a YAML file of keys and values; an empty one has none.
+
+    Raises:
+        UserError: Not such a file, or a section that is no section; names the file and the key.
+    """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise UserError(f"{path}: expected keys and values, found {type(content).__name__}")
         # Refuses what contains itself, which the parser would follow for ever.
         json.dumps(content, default=str)
-        for key in _SECTIONS & content.keys():
-            if not isinstance(content[key], dict) and not (key == "reference_data" and content[key] is None):
-                raise UserError(f"{path}: {key} must be keys and values, found {content[key]!r}")
-        values = parser.instantiate(parser.parse_object(content))
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such file (is {path.parent} a run folder?)") from error
-    except UserError:
-        raise
     except RecursionError as error:
         raise UserError(f"{path}: nested too deeply; write plain keys and values") from error
-    except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError, argparse.ArgumentError) as error:
-        raise UserError(f"{path}: {' '.join(str(error).split())}") from error
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        raise UserError(f"{path}: not valid YAML: {one_line(error)}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected keys and values, found {type(content).__name__}")
+    for key in _SECTIONS & content.keys():
+        if not isinstance(content[key], dict) and not (key == "reference_data" and content[key] is None):
+            raise UserError(f"{path}: {key} must be keys and values, found {content[key]!r}")
+    return content
+
+
+def from_mapping(content: dict[str, Any], path: Path) -> TrainConfig:
+    """Build the configuration from what a file says and the defaults of what it does not.
+
+    Raises:
+        UserError: An unknown key or a wrong value; names the file.
+    """
+    parser = config_parser()
+    try:
+        return from_values(parser.instantiate(parser.parse_object(content)))
+    except (ValueError, TypeError, KeyError, AttributeError, argparse.ArgumentError) as error:
+        raise UserError(f"{path}: {one_line(error)}") from error
+
+
+def config_parser() -> ArgumentParser:
+    """A parser of the configuration's keys and nothing else."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(TrainConfig, nested_key=None)
+    return parser
+
+
+def from_values(values: Namespace) -> TrainConfig:
+    """The configuration among the instantiated values of a parser."""
     return TrainConfig(**{key.name: values[key.name] for key in dataclasses.fields(TrainConfig)})
+
+
+def one_line(error: Exception) -> str:
+    """A parser's message on one line, in a person's words instead of Python's."""
+    text = " ".join(str(error).split())
+    union = re.fullmatch(
+        r"(.*: )Does not validate against any of the Union subtypes .* Given value: (.*)", text
+    )
+    if union:
+        return one_line(ValueError(f"{union[1]}wrong value {union[2]}"))
+    for python, plain in (
+        ('Parser key "', 'option "'),
+        ("typing.Literal", "one of "),
+        ("<class 'int'>", "whole number"),
+        ("<class 'float'>", "number"),
+        ("<class 'str'>", "text"),
+    ):
+        text = text.replace(python, plain)
+    return text
 
 
 def check_resumable(old: TrainConfig, new: TrainConfig, run_folder: Path) -> None:

@@ -6,11 +6,10 @@ import json
 import sys
 from collections.abc import Mapping
 from os import PathLike, fspath
-from os.path import exists, isfile
 from typing import Any
 
 from flowtempo.errors import UserError
-from flowtempo.files import atomic_write
+from flowtempo.files import atomic_write, read_json
 
 SCHEMA = 1
 
@@ -39,17 +38,7 @@ def load(path: str | PathLike[str], kind: str) -> dict[str, Any]:
         UserError: If the file is missing, cut, not of this kind or of another schema version.
     """
     name = fspath(path)
-    if exists(name) and not isfile(name):
-        raise UserError(f"{name}: cannot be read (not a regular file)")
-    try:
-        with open(name, encoding="utf-8") as file:
-            content = json.load(file)
-    except OSError as error:
-        raise UserError(f"{name}: cannot be read ({error.strerror})") from error
-    except RecursionError as error:
-        raise UserError(f"{name}: is not JSON of a {kind} (nested too deeply)") from error
-    except ValueError as error:
-        raise UserError(f"{name}: is not JSON, or was cut short ({error})") from error
+    content = read_json(name)
     if not isinstance(content, dict) or "kind" not in content or "schema" not in content:
         raise UserError(f"{name}: is no {kind} of flowtempo (it has no kind and schema)")
     if content["kind"] != kind:
