@@ -6,7 +6,7 @@ SRC    := src tests benchmarks scripts
 # mkdocs-material's notice about its successor is no news about these docs.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help install install-dev demo bench-fashion-mnist test test-all check format docs lock clean
+.PHONY: help install install-dev demo bench-demo bench-fashion-mnist test test-all check format docs lock clean
 
 help:           ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
@@ -42,6 +42,9 @@ check: install-dev   ## ruff, mypy, import-linter, the docs build
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/mkdocs build --strict -q
+
+bench-demo: install   ## what `make demo` measures, kept in benchmarks/results
+	$(BIN)/python benchmarks/demo.py
 
 bench-fashion-mnist: install   ## the README's Fashion-MNIST run (about 10 minutes on 2 cores)
 	$(BIN)/python benchmarks/fashion_mnist.py

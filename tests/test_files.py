@@ -6,7 +6,8 @@ import stat
 
 import pytest
 
-from flowtempo.files import atomic_folder, atomic_write
+from flowtempo.errors import UserError
+from flowtempo.files import atomic_folder, atomic_write, read_json
 
 
 def test_write_replaces_and_makes_parents(tmp_path):
@@ -93,3 +94,43 @@ def test_a_failed_write_names_the_file_that_was_asked_for(tmp_path):
     with pytest.raises(FileNotFoundError) as missing:
         another_file()
     assert missing.value.filename == str(tmp_path / "absent")
+
+
+def test_bytes_are_on_the_disk_before_the_name(tmp_path, monkeypatch):
+    told = []
+    for name in ("fsync", "replace"):
+        original = getattr(os, name)
+
+        def telling(*arguments, name=name, original=original):
+            told.append(name)
+            return original(*arguments)
+
+        monkeypatch.setattr(os, name, telling)
+    with atomic_write(tmp_path / "f") as file:
+        file.write("x")
+    assert told == ["fsync", "replace", "fsync"]
+    told.clear()
+    with atomic_folder(tmp_path / "d") as folder:
+        (folder / "a").write_text("1")
+    assert told == ["fsync", "fsync", "replace", "fsync"]
+
+
+def test_json_is_read_or_the_file_is_named(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text('{"a": [1, 2.5]}')
+    assert read_json(path) == {"a": [1, 2.5]}
+    os.mkfifo(tmp_path / "pipe")
+    for name, content, message in (
+        ("x.json", "{", "is not JSON, or was cut short"),
+        ("x.json", "[" * 100_000, "nested too deeply"),
+        ("none.json", None, "cannot be read: No such file"),
+        ("pipe", None, "not a regular file"),
+    ):
+        if content is not None:
+            path.write_text(content)
+        with pytest.raises(UserError, match=message) as raised:
+            read_json(tmp_path / name)
+        assert str(tmp_path / name) in str(raised.value)
+    path.write_text("{")
+    with pytest.raises(UserError, match=r"x\.json: not a density: it is not JSON"):
+        read_json(path, "a density")

@@ -1,9 +1,12 @@
 """The whole job on digits, by the commands that a person types."""
 
+import errno
+
 import numpy as np
 import pytest
 import yaml
 
+from flowtempo.cli.evaluate import _newest_samples
 from flowtempo.cli.main import main
 from flowtempo.metrics import Evaluation
 
@@ -16,7 +19,7 @@ def flowtempo(*words):
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("job [1]")
+    folder = tmp_path_factory.mktemp("job [bold]")
     flowtempo(
         "measure", "digits", "--data.limit", 200, "--noises", 2, "--queries", 32,
         "--output", folder / "profile.json", "--plot", folder / "profile.png",
@@ -82,15 +85,25 @@ def test_damaged_samples_are_named(job, capsys, tmp_path):
         samples.write_bytes(whole)
 
 
-def test_demo_continues_where_it_stopped(tmp_path, capsys):
+def test_demo_continues_where_it_stopped(tmp_path, capsys, monkeypatch):
+    recipe = tmp_path / "small.yaml"
+    recipe.write_text("model: {size: micro/2}\nbatch_size: 16\nreference_count: 16\ncheckpoint_every: 1\n")
+    monkeypatch.setattr("flowtempo.cli.demo.RECIPE", str(recipe))
     folder = tmp_path / "demo"
     assert main(["demo", "--output", str(folder), "--steps", "2"]) == 0
     first = (folder / "designed" / "metrics.jsonl").read_bytes()
     page = (folder / "report.html").read_bytes()
-    assert f"report: {folder / 'report.html'}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"report: {folder / 'report.html'}" in out
+    assert "step 1" in out
+    assert "step 2" in out
+    evaluations = list((folder / "uniform" / "evaluations").glob("*.json"))
+    assert len(evaluations) == 2
+    made = [path.stat().st_mtime_ns for path in evaluations]
     assert main(["demo", "--output", str(folder), "--steps", "2"]) == 0
     assert (folder / "designed" / "metrics.jsonl").read_bytes() == first
     assert (folder / "report.html").read_bytes() == page
+    assert [path.stat().st_mtime_ns for path in evaluations] == made
 
 
 def test_demo_goes_on_from_a_folder_that_has_no_run_yet(tmp_path):
@@ -146,3 +159,34 @@ def test_latents_are_refused_before_anything_is_generated(tmp_path, capsys):
     captured = capsys.readouterr()
     assert "no uint8 form" in captured.err
     assert "generate" not in captured.out
+
+
+def test_bars_names_and_skipped_steps_are_shown(tmp_path, capsys):
+    run = tmp_path / "run [bold]"
+    assert main(["train", "digits", "--run", str(run), *SMALL, "--optimizer.lr", "1e30"]) == 0
+    out = capsys.readouterr().out
+    assert "100%" in out
+    assert f"run: {run} (step 6)" in out
+    assert "of 6 steps were skipped" in out
+
+
+def test_interrupted_generation_is_not_taken_for_a_whole(tmp_path, capsys, monkeypatch):
+    run = str(tmp_path / "run")
+    assert main(["train", "digits", "--run", run, *SMALL]) == 0
+    assert main(["generate", run, "--count", "8", "--steps", "1"]) == 0
+
+    def full(path, images, **options):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("flowtempo.cli.generate.save_grid", full)
+    assert main(["generate", run, "--count", "9", "--steps", "1", "--guidance", "3"]) == 2
+    assert "No space left" in capsys.readouterr().err
+    assert main(["evaluate", run]) == 2
+    assert "generate again" in capsys.readouterr().err
+
+
+def test_newest_samples_are_chosen_by_number(tmp_path):
+    (tmp_path / "samples").mkdir()
+    for step in ("99999999", "100000000", "00000010"):
+        (tmp_path / "samples" / f"step-{step}.npz").touch()
+    assert _newest_samples(tmp_path).name == "step-100000000.npz"
