@@ -173,7 +173,7 @@ def test_damaged_designs_are_named(tmp_path):
     for broken, told in (
         (text[: len(text) // 2], "cut short"),
         (text.replace('"rule": "paper"', '"rule": "papper"'), "rule"),
-        (json.dumps({"schema": 1, "kind": "bracket"}), "a density is needed"),
+        (json.dumps({"schema": 2, "kind": "bracket"}), "a density is needed"),
         (text.replace('"floor"', '"flor"'), "floor"),
         (text.replace('"rule"', '"extra": 1, "rule"'), "unknown key 'extra'"),
         (text.replace('"velocity"', '"speed"'), "prediction"),

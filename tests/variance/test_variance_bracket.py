@@ -231,7 +231,7 @@ def test_saved_bracket_comes_back_exactly(bracket, tmp_path):
     ):
         assert before.to_dict() == after.to_dict()
         assert before.digest == after.digest
-    assert json.loads(path.read_text())["schema"] == 1
+    assert json.loads(path.read_text())["schema"] == 2
 
 
 def test_damaged_files_are_named(bracket, tmp_path):
@@ -249,7 +249,7 @@ def test_damaged_files_are_named(bracket, tmp_path):
         ("[1, 2]", "no bracket"),
         ("{}", "no bracket"),
         (changed(kind="profile"), "is a profile, but a bracket is needed"),
-        (changed(schema=2), "schema 2"),
+        (changed(schema=1), "schema 1"),
         (changed(extra=1), "unknown key 'extra'"),
         (changed(lower=[]), "lower: must be an object"),
         (changed(candidates={}), "candidates"),
@@ -258,7 +258,7 @@ def test_damaged_files_are_named(bracket, tmp_path):
         (changed(lower={**lower, "mean": [math.nan] * len(GRID)}), "lower: mean must be a list of finite"),
         (changed(lower={**lower, "stderr": [-1.0] * len(GRID)}), "not be negative"),
         (changed(lower={**lower, "dim": 2.5}), "'dim' must be a whole number"),
-        (changed(lower={**lower, "quantity": "loss"}), "unknown quantity 'loss'"),
+        (changed(lower={**lower, "quantity": "noise"}), "unknown quantity 'noise'"),
         (changed(candidates=[{**lower, "bound": "up"}]), "candidate 0: unknown bound"),
         (changed(lower={key: value for key, value in lower.items() if key != "mean"}), "'mean' is missing"),
     ]

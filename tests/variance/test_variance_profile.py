@@ -94,7 +94,7 @@ def test_one_point_stands_for_the_whole_axis():
         ({"mean": torch.ones(64)}, "one length"),
         ({"log_snr": torch.zeros(65)}, "strictly"),
         ({"log_snr": torch.zeros(65, 1)}, "log_snr must be a list"),
-        ({"quantity": "loss"}, "unknown quantity"),
+        ({"quantity": "noise"}, "unknown quantity"),
         ({"bound": "above"}, "lower, upper, estimate"),
         ({"dim": 0}, "positive"),
         ({"second_moment": math.nan}, "positive"),

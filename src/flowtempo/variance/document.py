@@ -11,7 +11,7 @@ from typing import Any
 from flowtempo.errors import UserError
 from flowtempo.files import atomic_write, read_json
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def save(path: str | PathLike[str], kind: str, content: Mapping[str, Any]) -> None:
@@ -96,6 +96,23 @@ class Reader:
         value = self.value(key)
         good = isinstance(value, list) and all(_is_number(item) for item in value)
         return [float(item) for item in value] if good else self._wrong(key, "a list of numbers", value)
+
+    def optional_numbers(self, key: str) -> list[float] | None:
+        """A list of numbers, or null."""
+        return self.value(key) if self._left.get(key, 0) is None else self.numbers(key)
+
+    def optional_rows(self, key: str) -> list[list[float]] | None:
+        """A list of lists of numbers of one length, or null."""
+        value = self.value(key)
+        if value is None:
+            return None
+        rows = value if isinstance(value, list) and all(isinstance(row, list) for row in value) else []
+        good = (
+            rows and len({len(row) for row in rows}) == 1 and all(_is_number(n) for row in rows for n in row)
+        )
+        return (
+            [[float(n) for n in row] for row in rows] if good else self._wrong(key, "rows of numbers", value)
+        )
 
     def mapping(self, key: str) -> dict[str, Any]:
         """An object."""

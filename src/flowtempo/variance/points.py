@@ -35,6 +35,7 @@ class Points:
         starts: First point of each block and M, B + 1 numbers; B is even, sizes fall by 1 at most.
         copy_of: (M,) int64, equal for equal points.
         norm: |x|^2 of the centred points, (M,) float64.
+        shape: Shape of one point in the data, such as (C, H, W); its product is d.
     """
 
     x: Tensor
@@ -43,6 +44,7 @@ class Points:
     starts: tuple[int, ...]
     copy_of: Tensor
     norm: Tensor
+    shape: tuple[int, ...]
 
     @property
     def count(self) -> int:
@@ -78,6 +80,10 @@ class Points:
         index = starts[:-1, None] + torch.arange(size)
         empty = index >= starts[1:, None]
         return index.masked_fill(empty, 0), empty
+
+    def rows(self, which: slice | Tensor) -> Tensor:
+        """Some of the centred points, (n, d), float32 or float64."""
+        return self.x[which]
 
     def members(self, block: int) -> slice:
         """The points of a block."""
@@ -184,6 +190,7 @@ def prepare(x: Tensor, *, seed: int, centre: bool = True) -> Points:
         starts=tuple(block * (count // blocks) + min(block, count % blocks) for block in range(blocks + 1)),
         copy_of=copy_of[order],
         norm=norm,
+        shape=tuple(x.shape[1:]),
     )
 
 
