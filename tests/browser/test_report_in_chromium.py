@@ -9,7 +9,13 @@ from flowtempo.report import write_report
 
 FIGURES = [
     "posterior-variance",
+    "explained-variance",
     "target-variance",
+    "target-variance-trigonometric",
+    "target-variance-variance-preserving",
+    "gradients-1",
+    "gradients-loss-1",
+    "gradients-group-1",
     "densities",
     "loss-by-band",
     "loss-over-steps",

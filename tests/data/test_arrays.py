@@ -1,11 +1,12 @@
 import io
 import os
+import tracemalloc
 import zipfile
 
 import numpy as np
 import pytest
 
-from flowtempo.data import DataConfig, load
+from flowtempo.data import ArrayData, DataConfig, load
 from flowtempo.errors import UserError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 3, 8, 7), dtype=np.uint8)
@@ -105,14 +106,17 @@ FAULTS = {
     "cut.npy": (bytes_of(np.save, PIXELS)[:-1], "damaged or cut short"),
     "header.npy": (bytes_of(np.save, PIXELS)[:20], "damaged or cut short"),
     "objects.npy": (bytes_of(np.save, OBJECTS), "mixed shapes"),
-    "double.npy": (bytes_of(np.save, LATENTS.astype(float)[:, :3]), "uint8 or native float32, got float64"),
-    "swapped.npy": (bytes_of(np.save, LATENTS.astype(">f4")[:, :3]), "native float32"),
-    "int.npy": (bytes_of(np.save, PIXELS.astype(int)), "got int64"),
-    "text.npy": (bytes_of(np.save, np.full((2, 3, 4, 5), "a")), "uint8 or native float32"),
+    "double.npy": (bytes_of(np.save, LATENTS.astype(float)[:, :3]), "got float64: save array.astype"),
+    "swapped.npy": (bytes_of(np.save, LATENTS.astype(">f4")[:, :3]), "float32 of this machine, got >f4"),
+    "int.npy": (bytes_of(np.save, PIXELS.astype(int)), r"got int64: save pixels 0\.\.255 as .*uint8"),
+    "int16.npy": (bytes_of(np.save, PIXELS.astype(np.int16)), "got int16: save pixels"),
+    "uint16.npy": (bytes_of(np.save, PIXELS.astype(np.uint16)), "got uint16: save pixels"),
+    "text.npy": (bytes_of(np.save, np.full((2, 3, 4, 5), "a")), "got <U1: save numbers"),
     "flat.npy": (bytes_of(np.save, PIXELS.reshape(6, -1)), r"images must be \(N, H, W\)"),
     "none.npy": (bytes_of(np.save, PIXELS[:0]), "no empty axis"),
     "nan.npy": (bytes_of(np.save, NAN), "image 4 holds NaN"),
     "empty.npz": (b"", "damaged .npz"),
+    "npy.npz": (bytes_of(np.save, PIXELS), "not a .npz file"),
     "cut.npz": (bytes_of(np.savez, x=PIXELS)[:-30], "damaged .npz"),
     "corrupt.npz": (corrupt_member(), "damaged .npz"),
     "objects.npz": (bytes_of(np.savez, x=OBJECTS), "mixed shapes"),
@@ -185,3 +189,41 @@ def test_a_pipe_is_no_data(tmp_path, kind):
 def test_labels_that_are_no_classes(tmp_path, labels, message):
     with pytest.raises(UserError, match=message):
         read(write(tmp_path / "x.npy", PIXELS), write(tmp_path / "y.npy", labels))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_a_file_cut_short_while_it_is_mapped_is_an_error(dtype, layout, tmp_path):
+    images = np.zeros((500, 3, 16, 16) if layout == "nchw" else (500, 16, 16, 3), dtype)
+    data = read(write(tmp_path / "x.npy", images))
+    data.batch([499])
+    os.truncate(tmp_path / "x.npy", images.nbytes - 1)
+    # reading past the end of a mapped file would kill this process
+    with pytest.raises(UserError, match=r"x\.npy: was cut short while in use"):
+        data.batch([499])
+    with pytest.raises(UserError, match=r"x\.npy: was cut short while in use"):
+        ArrayData(data.images, name=data.name)
+
+
+def test_a_file_replaced_while_it_is_mapped_keeps_its_old_contents(tmp_path):
+    data = read(write(tmp_path / "x.npy", PIXELS))
+    np.save(tmp_path / "new.npy", PIXELS[:1] * 0)
+    os.replace(tmp_path / "new.npy", tmp_path / "x.npy")
+    np.testing.assert_array_equal(data.to_uint8(data.batch(range(6))[0]), PIXELS)
+
+
+def test_memory_stays_bounded(tmp_path):
+    # 64 MB on disk, read in blocks: only what is asked for is ever in memory
+    shape = (1000, 16, 32, 32)
+    mapped = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, shape)
+    mapped[::7] = 1.5
+    mapped.flush()
+    del mapped
+    tracemalloc.start()
+    try:
+        data = read(tmp_path / "x.npy", layout="nchw")
+        data.batch([5, 7, 700])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 << 20

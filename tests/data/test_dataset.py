@@ -60,6 +60,45 @@ def test_float_images_are_used_as_they_are():
     np.testing.assert_array_equal(x.numpy(), images)
 
 
+def test_half_floats_become_single_ones_batch_by_batch():
+    half = floats().astype(np.float16)
+    data, wide = ArrayData(half), ArrayData(half.astype(np.float32))
+    assert data.images.dtype == np.float16
+    x, _ = data.batch([3, 1])
+    assert x.dtype == torch.float32
+    assert torch.equal(x, wide.batch([3, 1])[0])
+    np.testing.assert_allclose(data.channel_mean, wide.channel_mean, rtol=1e-12)
+    np.testing.assert_allclose(data.channel_std, wide.channel_std, rtol=1e-12)
+    with pytest.raises(UserError, match="image 2 holds NaN or infinity"):
+        ArrayData(np.where(np.arange(10)[:, None, None, None] == 2, np.float16(np.inf), half))
+
+
+@pytest.mark.parametrize("value", [0, 77, 255])
+@pytest.mark.parametrize("count", [1, 5000])
+def test_constant_and_repeated_images_of_one_channel(value, count):
+    data = ArrayData(np.full((count, 1, 8, 8), value, np.uint8))
+    assert data.channel_mean == pytest.approx(value / 127.5 - 1, abs=1e-15)
+    assert data.channel_std == 0
+    assert ArrayData(np.full((count, 1, 8, 8), value, np.float32)).channel_std == 0
+
+
+def test_moments_of_one_image_larger_than_a_block_are_exact():
+    # sums of squares times the count pass 2^63 here
+    image = np.zeros((1, 1, 8000, 8000), np.uint8)
+    image[..., ::2] = 255
+    data = ArrayData(image)
+    assert data.channel_mean == 0
+    assert data.channel_std == 1
+
+
+def test_progress_of_the_scan():
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan, "_CHUNK_ELEMENTS", 48)
+        ArrayData(floats(), progress=seen.append)
+    assert seen == pytest.approx([0.2, 0.4, 0.6, 0.8, 1])
+
+
 def test_batch_follows_any_order_and_takes_any_integers():
     images, labels = pixels(), np.arange(10)
     data = ArrayData(images, labels, 10)
@@ -131,8 +170,8 @@ def test_describe_is_plain_json_values():
 @pytest.mark.parametrize(
     ("images", "labels", "classes", "message"),
     [
-        (floats().astype(np.float64), None, 0, "uint8 or native float32"),
-        (floats().astype(">f4"), None, 0, "native float32"),
+        (floats().astype(np.float64), None, 0, "got float64"),
+        (floats().astype(">f4"), None, 0, "of this machine"),
         (pixels()[:0], None, 0, "no empty axis"),
         (pixels()[0], None, 0, r"\(N, C, H, W\)"),
         (pixels(), None, 10, "no labels"),

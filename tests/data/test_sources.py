@@ -67,7 +67,10 @@ def test_classes_that_the_limit_leaves_out_still_count(tmp_path):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (DataConfig("mnist"), "data.kind: unknown 'mnist'; known: digits, idx, array"),
+        (
+            DataConfig("mnist"),
+            "data.kind: unknown 'mnist'; known: digits, idx, array, emoji, sd-scripts, simpletuner",
+        ),
         (DataConfig(split="valid"), "data.split: unknown 'valid'; known: train, test"),
         (DataConfig("array", "x.npy", layout="hwc"), "data.layout: unknown 'hwc'; known: nchw, nhwc"),
         (DataConfig(path="x"), "data.path=x has no effect with kind=digits"),
@@ -75,6 +78,15 @@ def test_classes_that_the_limit_leaves_out_still_count(tmp_path):
         (DataConfig(layout="nchw"), "data.layout=nchw has no effect"),
         (DataConfig("idx", "x", layout="nchw"), "data.layout=nchw has no effect with kind=idx"),
         (DataConfig("array", "x", split="test"), "data.split=test has no effect with kind=array"),
+        (DataConfig(size=48), "data.size: unknown 48; known: 32, 64"),
+        (DataConfig(size=64), "data.size=64 has no effect with kind=digits"),
+        (DataConfig("emoji", bucket="4x8"), "data.bucket=4x8 has no effect with kind=emoji"),
+        (DataConfig("simpletuner", "x", scale=2.0), "data.scale=2.0 has no effect with kind=simpletuner"),
+        (DataConfig("sd-scripts", "x", split="test"), "data.split=test has no effect with kind=sd-scripts"),
+        (DataConfig("sd-scripts", "x", bucket="64"), "data.bucket=64: give height and width"),
+        (DataConfig("sd-scripts", "x", scale=0.0), "data.scale=0.0: give a positive number"),
+        (DataConfig("sd-scripts", "x", scale=float("nan")), "data.scale=nan: give a positive number"),
+        (DataConfig("simpletuner"), "data.path is missing"),
         (DataConfig("idx"), "data.path is missing"),
         (DataConfig("array"), "data.path is missing"),
         (DataConfig("array", "/nowhere/x.npy"), "/nowhere/x.npy: no such file or folder"),
@@ -107,6 +119,6 @@ def test_fashion_mnist_as_debian_lays_it_out():
 
 def test_fashion_mnist_missing(tmp_path, monkeypatch):
     folder = str(tmp_path / "fashion-mnist")
-    monkeypatch.setattr(sources, "_DEBIAN_FOLDER", folder)
+    monkeypatch.setitem(sources._PACKAGES, folder, "dataset-fashion-mnist")
     with pytest.raises(UserError, match="apt install dataset-fashion-mnist"):
         load(DataConfig("idx", folder))

@@ -6,8 +6,9 @@ import math
 import pytest
 import torch
 
-from flowtempo.design import variance_curve
+from flowtempo.design import curve_over_t, variance_curve
 from flowtempo.design.curve import time_grid
+from flowtempo.errors import UserError
 from flowtempo.interpolants import INTERPOLANTS, Linear, VariancePreserving, interpolant
 from flowtempo.predictions import PREDICTIONS, error_factor
 from flowtempo.variance import VarianceProfile
@@ -92,3 +93,22 @@ def test_time_grid_resolves_both_ends():
     inner = time_grid(0.1, 0.37)
     assert inner[0] == 0.1
     assert inner[-1] == 0.37
+
+
+def test_measured_quantities_are_taken_as_they_are():
+    """Linear in log-SNR between grid points, their end values beyond, no factor of the interpolant."""
+    mean = torch.linspace(1, 5, 65, dtype=torch.float64)
+    profile = VarianceProfile(
+        "gradient_variance", "made up", "estimate", GRID, mean, 0.1 * mean, 4, 1.0, model={"run": "r"}
+    )
+    log_snr = torch.tensor([-math.inf, -7.0, 0.1, math.inf], dtype=torch.float64)
+    for name in INTERPOLANTS:
+        path = interpolant(name)
+        curve = curve_over_t(profile, path, "noise", path.time(log_snr).clamp(0, 1))
+        at = path.log_snr(curve.t).clamp(-14, 14)
+        torch.testing.assert_close(curve.mean, 3 + at / 7)
+        torch.testing.assert_close(curve.stderr, 0.1 * curve.mean)
+    with pytest.raises(UserError, match="not from a gradient_variance"):
+        variance_curve(profile, Linear())
+    posterior = curve_over_t(gaussian_profile(), Linear(), "noise")
+    assert torch.equal(posterior.mean, variance_curve(gaussian_profile(), Linear(), "noise").mean)

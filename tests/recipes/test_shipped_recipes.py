@@ -9,7 +9,7 @@ from flowtempo.training.config import check
 
 
 def test_names():
-    assert recipes.names() == ["digits", "fashion-mnist"]
+    assert recipes.names() == ["digits", "emoji", "fashion-mnist"]
 
 
 @pytest.mark.parametrize("name", recipes.names())

@@ -15,7 +15,8 @@ from PIL import Image
 from flowtempo.design import design
 from flowtempo.interpolants import Linear
 from flowtempo.metrics import Card, Evaluation
-from flowtempo.variance import measure
+from flowtempo.variance import VarianceProfile, measure
+from flowtempo.variance.probe import Probe, probe_times
 
 FINGERPRINT = "ab" * 32
 
@@ -120,6 +121,33 @@ def write_grid(path: Path, *, seed: int = 0, cells: int = 8, size: int = 8) -> N
     Image.fromarray(pixels).save(path)
 
 
+def make_probe(groups=("attention", "mlp"), **told) -> Probe:
+    """A probe on the linear path with E|g|^2 = 5 + 20 (t - 1/2)^2, a fifth of it |E g|^2, loss 2 - t."""
+    t = probe_times(9)
+    model = {"interpolant": "linear", "prediction": "velocity", "step": 800, "track": "ema"} | told
+    moment = 5 + 20 * (t - 0.5).square()
+
+    def curve(quantity, mean):
+        return VarianceProfile(
+            quantity, "probe", "estimate", Linear().log_snr(t), mean, 0.05 * mean, 16, 1.0, {"images": 64},
+            model={key: value for key, value in model.items() if value is not None},
+        )  # fmt: skip
+
+    def gradients(share):
+        return {
+            "gradient_second_moment": curve("gradient_second_moment", share * moment),
+            "gradient_variance": curve("gradient_variance", 0.8 * share * moment),
+            "gradient_norm": curve("gradient_norm", (0.2 * share * moment).sqrt()),
+        }
+
+    losses = {
+        "loss": curve("loss", 2 - t),
+        "loss_second_moment": curve("loss_second_moment", 2 * (2 - t) ** 2),
+    }
+    total = sum(range(1, len(groups) + 1))
+    return Probe(gradients(1.0) | losses, {name: gradients((i + 1) / total) for i, name in enumerate(groups)})
+
+
 @dataclass(frozen=True)
 class Example:
     profile: Path
@@ -140,4 +168,5 @@ def build_example(folder: Path) -> Example:
         write_run(folder / "runs" / "uniform"),
         write_run(folder / "runs" / "designed", target="density.json", gain=1.15, tilt=0.01),
     )
+    make_probe().save(runs[1] / "probes" / "step-00000800.json")
     return Example(profile, density, runs)

@@ -10,19 +10,22 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
-from example_records import write_run
+from example_records import make_probe, write_run
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 
 import flowtempo.report
 from flowtempo.densities import LogitNormal, Tabulated
+from flowtempo.design import Band as DensityBand
 from flowtempo.design import Design, design, variance_curve
 from flowtempo.errors import UserError
 from flowtempo.interpolants import Linear, VariancePreserving
-from flowtempo.report import figures, save_density_png, save_profile_png, style
+from flowtempo.report import figures, save_density_png, save_probe_png, save_profile_png, style
 from flowtempo.report.records import Band, ReferenceLoss, read_run
 from flowtempo.variance import Bracket
+from flowtempo.variance.probe import probe_times
+from flowtempo.variance.verdict import collapse
 
 XLINK = "{http://www.w3.org/1999/xlink}href"
 
@@ -266,7 +269,9 @@ def test_every_colour_stands_out_in_both_themes():
 
 
 def test_the_command_lines_plots_are_repeatable_images(example, tmp_path):
-    for save, source in ((save_profile_png, example.profile), (save_density_png, example.density)):
+    probe = example.runs[1] / "probes" / "step-00000800.json"
+    plots = (save_profile_png, example.profile), (save_density_png, example.density), (save_probe_png, probe)
+    for save, source in plots:
         save(source, tmp_path / "a.png")
         save(source, tmp_path / "b.png")
         assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
@@ -278,7 +283,7 @@ def test_the_command_lines_plots_are_repeatable_images(example, tmp_path):
 
 def test_a_plot_of_a_damaged_record_names_it(tmp_path):
     (tmp_path / "damaged.json").write_text('{"schema": 1, "lo')
-    for save in (save_profile_png, save_density_png):
+    for save in (save_profile_png, save_density_png, save_probe_png):
         with pytest.raises(UserError, match=r"damaged\.json"):
             save(tmp_path / "damaged.json", tmp_path / "plot.png")
     assert not (tmp_path / "plot.png").exists()
@@ -291,6 +296,123 @@ def test_a_persons_matplotlib_settings_change_nothing(run):
         style.styled(),
     ):
         assert first == style.to_svg(figures.loss_over_steps([run]), "name", "alt")
+
+
+def test_the_explained_variance_is_what_the_posterior_variance_leaves(example):
+    bracket = Bracket.load(example.profile)
+    axes = figures.explained_variance(bracket, Linear()).axes[0]
+    total, *edges = axes.lines
+    assert set(total.get_ydata()) == {bracket.upper.second_moment}
+    for line, profile, vertices in zip(edges, (bracket.lower, bracket.upper), bands_of(axes), strict=True):
+        np.testing.assert_allclose(line.get_ydata(), profile.second_moment - profile.mean)
+        at = vertices[np.isclose(vertices[:, 0], -10), 1]
+        assert np.ptp(at) == pytest.approx(4 * float(profile.stderr[0]))
+
+
+def test_the_collapsed_range_is_shaded_from_where_it_begins(example):
+    bracket = Bracket.load(example.profile)
+    for draw in (figures.posterior_variance, figures.explained_variance):
+        (patch,) = draw(bracket, Linear()).axes[0].patches
+        assert patch.get_label() == "lower edge collapsed"
+        corners = patch.get_extents().transformed(patch.axes.transData.inverted())
+        assert corners.x0 == pytest.approx(collapse(bracket.lower))
+        assert corners.x1 == pytest.approx(10)
+        whole = replace(bracket, lower=replace(bracket.lower, ess=None))
+        assert len(draw(whole, Linear()).axes[0].patches) == 0
+
+
+def test_the_class_conditional_edges_have_a_colour_of_their_own(example):
+    bracket = Bracket.load(example.profile)
+    known = Bracket(
+        *(replace(p, quantity="class_posterior_variance") for p in (bracket.lower, bracket.upper))
+    )
+    axes = figures.posterior_variance(replace(bracket, by_class=known), Linear()).axes[0]
+    lines = {line.get_label(): line for line in axes.lines}
+    looks = [lines[f"{edge} edge, class known"] for edge in ("lower", "upper")]
+    assert {line.get_color() for line in looks} == {style.SERIES[2]}
+    assert looks[0]._unscaled_dash_pattern != looks[1]._unscaled_dash_pattern
+    np.testing.assert_allclose(looks[1].get_ydata(), known.upper.mean)
+
+
+def test_the_band_of_a_density_is_drawn_where_it_lies(example):
+    made = Design.load(example.density)
+    t = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
+    band = DensityBand(t, low=torch.tensor([0.5, 0.6, 0.7]), high=torch.tensor([1.5, 1.6, 1.7]), level=0.9)
+    axes = figures.densities([("designed", replace(made, band=band))]).axes[0]
+    (collection,) = axes.collections
+    assert collection.get_label() == "90% band"
+    vertices = collection.get_paths()[0].vertices
+    assert vertices[vertices[:, 0] == 0.5, 1].min() == pytest.approx(0.6)
+    assert vertices[vertices[:, 0] == 0.5, 1].max() == pytest.approx(1.6)
+    assert not figures.densities([("designed", replace(made, band=None))]).axes[0].collections
+
+
+def lines_of(figure: Figure) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    return {line.get_label(): (line.get_xdata(), line.get_ydata()) for line in figure.axes[0].lines}
+
+
+@pytest.mark.parametrize("over", ["t", "log_snr"])
+def test_gradients_and_target_variance_have_unit_mean_over_t(example, over):
+    bracket, probe = Bracket.load(example.profile), make_probe()
+    t = probe_times(9).numpy()
+    lines = lines_of(figures.gradients(probe, bracket, over))
+    assert list(lines) == ["E|g|²", "E|g − E g|²", "|E g|²", "V(t), upper edge", "V(t), lower edge"]
+    for name in ("E|g|²", "V(t), upper edge", "V(t), lower edge"):
+        assert np.trapezoid(lines[name][1], t) == pytest.approx(t[-1] - t[0])
+    # One unit for the three: the parts add up.
+    np.testing.assert_allclose(lines["|E g|²"][1] + lines["E|g − E g|²"][1], lines["E|g|²"][1])
+    curve = variance_curve(bracket.upper, Linear(), "velocity", torch.from_numpy(t)).mean.numpy()
+    np.testing.assert_allclose(
+        lines["V(t), upper edge"][1] / curve, (lines["V(t), upper edge"][1] / curve)[0]
+    )
+    x = t if over == "t" else Linear().log_snr(torch.from_numpy(t)).numpy()
+    np.testing.assert_allclose(lines["E|g|²"][0], x, atol=1e-9)
+
+
+def test_the_error_of_the_squared_norm_is_that_of_a_square():
+    """The norm is known to 5 %, so its square to 10 %; the band is two of these wide on each side."""
+    axes = figures.gradients(make_probe()).axes[0]
+    vertices, middle = bands_of(axes)[2], axes.lines[2].get_ydata()[4]
+    at = vertices[np.isclose(vertices[:, 0], 0.5), 1]
+    assert (at.min(), at.max()) == (pytest.approx(0.8 * middle), pytest.approx(1.2 * middle))
+
+
+def test_losses_are_relative_to_their_own_mean():
+    lines = lines_of(figures.gradients_and_loss(make_probe()))
+    t = probe_times(9).numpy()
+    assert list(lines) == ["E|g|²", "loss", "loss²"]
+    for _, y in lines.values():
+        assert np.trapezoid(y, t) == pytest.approx(t[-1] - t[0])
+    np.testing.assert_allclose(lines["loss"][1] / (2 - t), (lines["loss"][1] / (2 - t))[0])
+
+
+def test_the_largest_groups_have_lines_and_the_others_add_up():
+    names = [f"group {index}" for index in range(8)]
+    lines = lines_of(figures.gradients_by_group(make_probe(groups=names)))
+    assert list(lines) == ["group 7", "group 6", "group 5", "group 4", "group 3", "3 other groups"]
+    whole = make_probe().profiles["gradient_second_moment"].mean
+    np.testing.assert_allclose(sum(y for _, y in lines.values()), whole)
+    few = lines_of(figures.gradients_by_group(make_probe(groups=names[:6])))
+    assert sorted(few) == names[:6]
+
+
+def test_a_collapsed_edge_does_not_set_the_scale_of_the_gradients(example):
+    bracket = Bracket.load(example.profile)
+    nothing = replace(bracket, lower=replace(bracket.lower, mean=bracket.lower.mean * 1e-12))
+    steep = replace(
+        nothing, lower=replace(nothing.lower, mean=torch.where(nothing.lower.log_snr < 0, 1.0, 0.0))
+    )
+    for each in (nothing, steep):
+        assert figures.gradients(make_probe(), each).axes[0].get_ylim()[0] > -0.5
+
+
+def test_crowded_labels_on_top_are_left_out():
+    axes = style.new_figure().subplots()
+    axes.set_xlim(0, 1)
+    style.top_axis(axes, "top", [0.1, 0.11, 0.5, 0.53, 0.6], list("abcde"))
+    top = axes.figure.axes[1]
+    assert [label.get_text() for label in top.get_xticklabels()] == ["a", "c", "e"]
+    np.testing.assert_allclose(top.get_xticks(), [0.1, 0.5, 0.6])
 
 
 def _scaled(record: ReferenceLoss, factor: float) -> ReferenceLoss:

@@ -10,16 +10,18 @@ from pathlib import Path
 
 import pytest
 import yaml
-from example_records import write_grid, write_run
+from example_records import make_probe, write_grid, write_run
 from PIL import Image, PngImagePlugin
 
-from flowtempo.design import design
+from flowtempo.design import Collapsed, Design, design
 from flowtempo.errors import UserError
-from flowtempo.interpolants import Trigonometric
+from flowtempo.interpolants import Linear, Trigonometric
 from flowtempo.metrics import Evaluation
 from flowtempo.report import read_runs, write_report
+from flowtempo.report.gallery import _from_other_edge
 from flowtempo.report.summary import with_error
 from flowtempo.variance import Bracket
+from flowtempo.variance.verdict import verdict
 
 
 class Page(HTMLParser):
@@ -57,7 +59,13 @@ def full(example, tmp_path_factory) -> Page:
 def test_every_figure_is_there_with_a_caption(full):
     assert full.figures() == [
         "posterior-variance",
+        "explained-variance",
         "target-variance",
+        "target-variance-trigonometric",
+        "target-variance-variance-preserving",
+        "gradients-1",
+        "gradients-loss-1",
+        "gradients-group-1",
         "densities",
         "loss-by-band",
         "loss-over-steps",
@@ -65,7 +73,7 @@ def test_every_figure_is_there_with_a_caption(full):
         "samples-0",
         "samples-1",
     ]
-    assert [tag for tag, _ in full.tags].count("figcaption") == 8
+    assert [tag for tag, _ in full.tags].count("figcaption") == 14
     assert 'class="missing"' not in full.source
 
 
@@ -191,7 +199,7 @@ def test_a_run_that_has_only_begun_is_shown_with_what_it_lacks(example, tmp_path
     ):
         assert line in page.text
     page = report(tmp_path, runs=[*example.runs, tmp_path / "begun"])
-    assert len(page.figures()) == 5
+    assert len(page.figures()) == 8
     assert "begun: no samples" in page.text
 
 
@@ -241,7 +249,7 @@ def test_a_density_of_another_profile_or_path_is_said(example, tmp_path):
     assert "designed: made from another profile than the one shown here." in page.text
     for arm in ("uniform", "designed"):
         assert f"made for the trigonometric path, but {arm} trains on the linear path" in page.text
-    assert page.source.count(">t on the trigonometric path<") == 2
+    assert page.source.count(">t on the trigonometric path<") == 3
     assert "it keeps the objective over uniform" in page.text
     assert "would give" not in page.text
 
@@ -343,7 +351,8 @@ def test_profiles_of_one_point_or_extreme_values_do_not_stop_the_page(example, t
     bracket = Bracket.load(example.profile)
 
     def only(profile):
-        return replace(profile, **{key: getattr(profile, key)[:1] for key in ("log_snr", "mean", "stderr")})
+        curves = {key: getattr(profile, key)[:1] for key in ("log_snr", "mean", "stderr")}
+        return replace(profile, **curves, ess=None, without=None)
 
     Bracket(only(bracket.lower), only(bracket.upper)).save(tmp_path / "one.json")
     report(tmp_path, profile=tmp_path / "one.json")
@@ -384,3 +393,82 @@ def test_one_feature_network_is_shown_and_others_are_named(tmp_path):
     assert "not comparable: clip (1)." in text
     assert "9.25" in text
     assert "777" not in text
+
+
+def test_what_the_bracket_says_is_on_the_page(example, full, tmp_path):
+    lines = verdict(Bracket.load(example.profile), Linear())
+    assert len(lines) > 2
+    for line in lines:
+        assert line in full.text
+    assert "<li>With 200 points in 16 dimensions" in full.source
+    assert 'class="said"' not in report(tmp_path, runs=example.runs).source
+
+
+def test_the_last_probe_of_a_run_is_shown_with_how_alike_the_curves_are(tmp_path):
+    folder = write_run(tmp_path / "arm")
+    make_probe(groups=()).save(folder / "probes" / "step-00000800.json")
+    make_probe(groups=()).save(folder / "probes" / "step-00000200.json")
+    page = report(tmp_path, runs=[folder])
+    assert [name for name in page.figures() if "gradients" in name] == ["gradients-0", "gradients-loss-0"]
+    assert "arm, step 800: gradients" in page.text
+    # E|g|^2 is even about 1/2 and the loss falls: nothing is left of the rank correlation but rounding.
+    assert re.search(r"Rank correlation of E\|g\|² over the times: −?0\.\d\d with the loss\.", page.text)
+    assert "V(t)" not in page.source.split('id="gradients-0"')[1].split("</figure>")[0]
+    assert 'id="gradients"' not in report(tmp_path, runs=[write_run(tmp_path / "none")]).source
+
+
+def test_a_probe_cannot_inject_markup(tmp_path):
+    folder = write_run(tmp_path / "arm")
+    make_probe(groups=(HOSTILE[:20], "b")).save(folder / "probes" / "step-00000800.json")
+    page = report(tmp_path, runs=[folder])
+    assert not any(key.startswith("on") for _, attributes in page.tags for key in attributes)
+    assert HOSTILE[:20] in page.text
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"interpolant": None}, "does not say on which interpolant"),
+        ({"interpolant": "sideways"}, "unknown interpolant 'sideways'"),
+        ({"prediction": "sideways"}, "unknown prediction 'sideways'"),
+    ],
+)
+def test_a_probe_of_an_unknown_objective_names_the_file(tmp_path, told, message):
+    folder = write_run(tmp_path / "arm")
+    make_probe(**told).save(folder / "probes" / "step-00000800.json")
+    with pytest.raises(UserError, match=rf"step-00000800\.json: .*{message}"):
+        report(tmp_path, runs=[folder])
+
+
+def test_the_error_of_the_fit_and_the_collapsed_mass_are_said(example, tmp_path):
+    made = Design.load(example.density)
+    fit = replace(made.fit, mean=-0.5, mean_stderr=0.0123, std_stderr=0.02)
+    replace(made, fit=fit, collapsed=Collapsed(0.62, 1.0, 0.4)).save(tmp_path / "density.json")
+    text = report(tmp_path, densities=[tmp_path / "density.json"]).text
+    assert "has mean −0.500 ± 0.012 and standard deviation" in text
+    assert "40 % of the density lies at t 0.62 to 1, where the posterior estimate has collapsed." in text
+
+
+def test_a_density_from_the_class_conditional_bracket_belongs_to_the_profile(example, tmp_path):
+    bracket = Bracket.load(example.profile)
+    kind = {"quantity": "class_posterior_variance"}
+    known = Bracket(
+        replace(bracket.lower, mean=0.8 * bracket.lower.mean, **kind),
+        replace(bracket.upper, mean=0.9 * bracket.upper.mean, **kind),
+    )
+    whole = replace(bracket, by_class=known)
+    whole.save(tmp_path / "profile.json")
+    made = design(whole, Linear(), by_class=True)
+    made.save(tmp_path / "density.json")
+    page = report(
+        tmp_path,
+        runs=example.runs[:1],
+        profile=tmp_path / "profile.json",
+        densities=[tmp_path / "density.json"],
+    )
+    other = _from_other_edge(made, whole)
+    assert (other.edge, other.quantity) == ("lower", "class_posterior_variance")
+    assert "another profile" not in page.text
+    assert "from the upper edge of the class-conditional bracket" in page.text
+    assert "The dash-dotted curve is what the lower edge would give." in page.text
+    assert "upper edge, class known" in page.text

@@ -138,3 +138,14 @@ def test_differences_name_every_key_that_is_not_the_same(tmp_path):
     runs = read_runs([write_run(tmp_path / "a"), write_run(tmp_path / "b", spacing="stratified", seed=1)])
     assert differences(runs) == {"timesteps.spacing": ("independent", "stratified"), "seed": (0, 1)}
     assert differences(runs[:1]) == {}
+
+
+def test_probes_are_found_by_step(tmp_path):
+    folder = write_run(tmp_path / "arm")
+    (folder / "probes").mkdir()
+    for name in ("step-00000800.json", "step-00000200.json", "step-x.json", "step-00000200.json.tmp"):
+        (folder / "probes" / name).write_text("{}")
+    assert [(step, path.name) for step, path in read_run(folder).probes] == [
+        (200, "step-00000200.json"),
+        (800, "step-00000800.json"),
+    ]

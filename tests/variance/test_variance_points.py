@@ -33,8 +33,6 @@ def test_blocks_partition_and_queries_spread(count, groups, seed):
     assert min(map(len, queries)) >= 1
     for block, some in enumerate(queries):
         assert (points.block_of[some] == block).all()
-    index, empty = points.padded
-    assert torch.equal(index[~empty], torch.arange(count))
 
 
 def test_moments_are_those_of_the_data():

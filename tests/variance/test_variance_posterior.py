@@ -1,6 +1,7 @@
 """In-sample and leave-one-out against direct evaluations, closed forms and their own sampling spread."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,10 +11,10 @@ from hypothesis import strategies as st
 
 from flowtempo.errors import UserError
 from flowtempo.variance import in_sample, leave_one_out
-from flowtempo.variance.direct import direct
 from flowtempo.variance.estimate import everywhere
+from flowtempo.variance.factorised import in_sample_estimate
+from flowtempo.variance.held_out import leave_one_out_estimate
 from flowtempo.variance.points import prepare
-from flowtempo.variance.tower import tower
 
 LOG_SNR = torch.tensor([-14.0, -6, -3, -1, 0, 1, 2, 3, 5, 9, 14], dtype=torch.float64)
 
@@ -48,8 +49,7 @@ def test_underflow_does_not_lose_neighbours(form, formulas, rng):
     x, grid = data("far apart", rng), LOG_SNR[LOG_SNR > 1]
     noises = torch.randn(5, 6, generator=rng, dtype=torch.float64)
     points = prepare(x, seed=0, centre=False)
-    run = tower if form == "tower" else lambda *args, **options: direct(*args, form=form, **options)
-    curve = run(points, 40, grid, noises, seed=0).over(points, everywhere(points))
+    curve = in_sample_estimate(points, 40, grid, noises, form=form, seed=0).over(points, everywhere(points))
     expected = formulas.in_sample(x, noises, grid, form)
     torch.testing.assert_close(curve.mean, expected, rtol=1e-6, atol=1e-14 * points.second_moment)
     assert float(curve.mean[:3].abs().min()) > 0.02  # else there was nothing to lose
@@ -86,8 +86,8 @@ def test_blocks_and_chunks_do_not_change_the_sum(formulas, rng, monkeypatch):
     x = torch.randn(40, 6, generator=rng, dtype=torch.float64)
     noises = torch.randn(5, 6, generator=rng, dtype=torch.float64)
     whole = [in_sample(x, LOG_SNR, noises), leave_one_out(x, LOG_SNR, noises)]
-    monkeypatch.setattr("flowtempo.variance.tower._CHUNK_BYTES", 8 * 5 * 40 * 7)
-    monkeypatch.setattr("flowtempo.variance.direct._CHUNK_NUMBERS", 1700)
+    monkeypatch.setattr("flowtempo.variance.factorised._CHUNK_BYTES", 8 * 6 * 40 * 7)
+    monkeypatch.setattr("flowtempo.variance.held_out._CHUNK_NUMBERS", 1700)
     monkeypatch.setattr("flowtempo.variance.points._ROWS_BYTES", 8 * 6 * 11)
     for before, after in zip(
         whole, [in_sample(x, LOG_SNR, noises), leave_one_out(x, LOG_SNR, noises)], strict=True
@@ -101,7 +101,7 @@ def test_every_point_stays_a_reference_of_few_queries(formulas, rng):
     noises = torch.randn(4, 3, generator=rng, dtype=torch.float64)
     points = prepare(x, seed=5, centre=False)
     for form in ("tower", "leave_one_out"):
-        run = tower if form == "tower" else lambda *a, **k: direct(*a, form="leave_one_out", **k)
+        run = in_sample_estimate if form == "tower" else leave_one_out_estimate
         some = run(points, 32, LOG_SNR, noises, seed=5)
         every = run(points, 64, LOG_SNR, noises, seed=5)
         torch.testing.assert_close(some.value, every.value[some.query], rtol=1e-9, atol=1e-15)
@@ -223,7 +223,7 @@ def test_standard_errors_are_the_spread_over_data_sets(case, count, dim):
 def test_shared_noises_have_their_own_error(form, rng):
     """With the data held fast, the spread over sets of noises is what is added to the jackknife."""
     points = prepare(torch.randn(100, 2, generator=rng, dtype=torch.float64), seed=0)
-    run = tower if form == "tower" else lambda *args, **options: direct(*args, form=form, **options)
+    run = leave_one_out_estimate if form == "leave_one_out" else partial(in_sample_estimate, form=form)
     grid = torch.tensor([-3.0, 0.0, 2.0], dtype=torch.float64)
     means, variances = [], []
     for _ in range(120):
@@ -309,7 +309,7 @@ def test_the_jackknife_deletes_blocks_exactly_in_leave_one_out(formulas, rng):
     x = torch.randn(32, 3, generator=rng, dtype=torch.float64)
     noises = torch.randn(3, 3, generator=rng, dtype=torch.float64)
     points = prepare(x, seed=0)
-    curve = direct(points, 32, LOG_SNR, noises, form="leave_one_out", seed=0).over(points, everywhere(points))
+    curve = leave_one_out_estimate(points, 32, LOG_SNR, noises, seed=0).over(points, everywhere(points))
     for block in (0, points.blocks - 1):
         left = torch.cat([points.x[: points.starts[block]], points.x[points.starts[block + 1] :]])
         expected = formulas.leave_one_out(left, noises, LOG_SNR)
@@ -324,7 +324,7 @@ def test_the_jackknife_of_the_tower_is_right_to_first_order(formulas, rng):
         noises = torch.randn(2, 2, generator=rng, dtype=torch.float64)
         points = prepare(x, seed=0)
         grid = torch.tensor([-2.0, 0.0], dtype=torch.float64)
-        curve = tower(points, count, grid, noises, seed=0).over(points, everywhere(points))
+        curve = in_sample_estimate(points, count, grid, noises, seed=0).over(points, everywhere(points))
         left = points.x[points.starts[1] :]
         expected = formulas.in_sample(left, noises, grid, "tower")
         errors.append(float(((curve.without[0] - expected) / curve.stderr).abs().max()))

@@ -1,5 +1,7 @@
 """The cross-fitted linear bound against dense matrices, closed forms and the plug-in that it replaces."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from flowtempo.errors import UserError
 from flowtempo.variance import spectral
 from flowtempo.variance.estimate import by_fold
 from flowtempo.variance.linear import SHRINKAGES, _fit, spectral_errors
-from flowtempo.variance.points import prepare
+from flowtempo.variance.points import Stream, prepare
 
 GRID = torch.tensor([-14.0, -6, -2, 0, 2, 6, 14], dtype=torch.float64)
 
@@ -42,11 +44,17 @@ def test_errors_are_those_of_the_dense_denoiser(count, dim):
     x = torch.randn(count, dim, generator=generator, dtype=torch.float64) * scales + 1
     points = prepare(x, seed=0)
     first, second = points.x[points.fold(0)], points.x[points.fold(1)]
-    for estimate, share in zip(spectral_errors(points, GRID), SHRINKAGES, strict=True):
+    estimates = spectral_errors(points, GRID)
+    for estimate, share in zip(estimates, SHRINKAGES, strict=True):
         expected = torch.cat(
             [dense_error(second, first, GRID, share), dense_error(first, second, GRID, share)]
         )
-        torch.testing.assert_close(estimate.value, expected, rtol=1e-6, atol=1e-12)
+        sums = torch.zeros(points.blocks, len(GRID), dtype=torch.float64)
+        sums.index_add_(0, points.block_of, expected)
+        torch.testing.assert_close(estimate.deleted[:, 0], sums, rtol=1e-6, atol=1e-12)
+        if share == 1:  # a control variate needs a value at each point
+            torch.testing.assert_close(estimate.value, expected, rtol=1e-6, atol=1e-12)
+            assert torch.equal(estimate.query, torch.arange(count))
 
 
 def test_few_points_in_many_dimensions_bound_from_above():
@@ -105,15 +113,96 @@ def test_least_shrinkage_is_chosen_where_it_serves():
 
 def test_the_rank_is_bounded(monkeypatch):
     """Large in both directions: a part of the fold gives the directions, and the bound still holds."""
+    monkeypatch.setattr("flowtempo.variance.linear._LARGEST_DIM", 19)
     monkeypatch.setattr("flowtempo.variance.linear._LARGEST_RANK", 8)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(400, 20, generator=generator, dtype=torch.float64)
     profile = spectral(x, GRID)
     true = 1 / (1 + GRID.exp())
     points = prepare(x, seed=0)
-    assert _fit(points, points.fold(0)).directions.shape == (20, 7)
+    assert _fit(points, points.fold(0)).directions.shape == (20, 8)
     assert float(((profile.mean - true) / profile.stderr).min()) > -4
     assert float((profile.mean / true).max()) < 1.2
+
+
+@pytest.mark.parametrize("count", [300, 60])
+@pytest.mark.parametrize("log_snr", [0.0, 14.0, 30.0])
+def test_single_precision_does_not_show(count, log_snr):
+    """Condition number 1e8, and a quarter of the coordinates constant: the evaluation against float64.
+
+    The fit may be anything, so it is that of the float32 points; its directions are made orthonormal and
+    multiplied in float64, where the closed form is exact.
+    """
+    dim, live = 96, 72
+    generator = torch.Generator().manual_seed(0)
+    turn = torch.linalg.qr(torch.randn(live, live, generator=generator, dtype=torch.float64))[0]
+    scales = torch.logspace(1, -3, live, dtype=torch.float64)
+    x = torch.zeros(count, dim)
+    x[:, :live] = (
+        (torch.randn(count, live, generator=generator, dtype=torch.float64) * scales) @ turn
+    ).float()
+    points = prepare(x, seed=0)
+    grid = torch.tensor([log_snr], dtype=torch.float64)
+    estimates = spectral_errors(points, grid)
+    for half in (0, 1):
+        fit = _fit(points, points.fold(1 - half))
+        left, _, right = torch.linalg.svd(fit.directions.double(), full_matrices=False)
+        rank = fit.directions.shape[1]
+        y = points.rows(points.fold(half)).double() - fit.mean.double()
+        along = (y @ (left @ right)).square()
+        if rank < dim:
+            beside = y.square().sum(1) - along.sum(1)
+            along = torch.cat([along, beside[:, None]], 1)
+        for estimate, values in zip(estimates, fit.values, strict=True):
+            factor = 1 / (1 + grid.exp() * values).square()
+            exact = (along @ factor + grid.exp() * (fit.weight * values.square() * factor).sum()).mean() / dim
+            found = by_fold(points, estimate)[half].mean
+            assert float(found / exact) == pytest.approx(1, abs=2e-6)
+
+
+def test_few_variances_do_not_lose_to_single_precision():
+    """The bound from float32 points is that from float64 points of the same values, to 1 in 1,000."""
+    generator = torch.Generator().manual_seed(0)
+    turn = torch.linalg.qr(torch.randn(64, 64, generator=generator, dtype=torch.float64))[0]
+    scales = torch.logspace(0, -3, 64, dtype=torch.float64)
+    x = ((torch.randn(3000, 64, generator=generator, dtype=torch.float64) * scales) @ turn).float()
+    single, double = spectral(x), spectral(x.double())
+    torch.testing.assert_close(single.mean, double.mean, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e-12, 1e12])
+def test_scale_is_free(scale):
+    """Squares of such float32 numbers are not all float32 numbers; the unit of the data changes nothing."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 2, 3, 4, generator=generator).cumsum(-1)
+    grid = torch.tensor([-2.0, 0, 3], dtype=torch.float64)
+    plain = prepare(x, seed=0)
+    points = replace(plain, x=(plain.rows(slice(0, 40)).double() * scale).float(), norm=plain.norm * scale**2)
+    shifted = spectral_errors(points, grid - 2 * torch.tensor(scale, dtype=torch.float64).log())
+    for estimate, reference in zip(shifted, spectral_errors(plain, grid), strict=True):
+        torch.testing.assert_close(estimate.deleted / scale**2, reference.deleted, rtol=1e-5, atol=0)
+
+
+def test_points_may_be_read_from_a_source():
+    class Source:
+        shape = (2, 4, 5)
+
+        def __init__(self, x):
+            self.x = x
+
+        def __len__(self):
+            return len(self.x)
+
+        def batch(self, indices):
+            return self.x[indices], None
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(100, 2, 4, 5, generator=generator)
+    kept = prepare(x, seed=0)
+    order = kept.copy_of  # distinct points in a random order
+    read = replace(kept, x=Stream(Source(x), order, x.reshape(100, -1).double().mean(0), torch.float32))
+    for first, second in zip(spectral_errors(kept, GRID), spectral_errors(read, GRID), strict=True):
+        torch.testing.assert_close(first.deleted, second.deleted, rtol=1e-5, atol=0)
 
 
 def test_bad_input_is_named():

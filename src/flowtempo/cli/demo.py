@@ -51,9 +51,9 @@ def demo(output: str = "runs/demo", steps: int = 800) -> int:
         say(f"{profile}: already measured")
         bracket = Bracket.load(profile)
     else:
-        bracket = measure_images(data, queries=IMAGES)
+        bracket = measure_images([data])
         bracket.save(profile)
-    print_bracket(bracket)
+    print_bracket(bracket, interpolant("linear"), "velocity")
     objective = uniform.objective
     designed = design(
         bracket, interpolant(objective.interpolant), rule="paper", prediction=objective.prediction

@@ -1,22 +1,26 @@
-"""`flowtempo design`: profile.json -> density.json."""
+"""`flowtempo design`: profile.json or probe.json -> density.json."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 from flowtempo.cli.console import BANDS, check_distinct, say, table
 from flowtempo.densities import LogitNormal, parse
-from flowtempo.design import Design, Edge, Rule
+from flowtempo.design import Design, Edge, LogitNormalFit, Rule, load_source
 from flowtempo.design import design as design_density
 from flowtempo.interpolants import interpolant as interpolant_named
 from flowtempo.predictions import Prediction
 from flowtempo.training import TrainConfig
-from flowtempo.variance import Bracket
+from flowtempo.variance.profile import POSTERIOR
 
 EXAMPLES = """
   flowtempo design profile.json
   flowtempo design profile.json --rule neyman --output kept.json --plot kept.png
   flowtempo design profile.json --interpolant trigonometric --edge lower
+  flowtempo design profile.json --by_class
+  flowtempo design probe.json --rule importance
+  flowtempo design probe.json --rule neyman --group blocks
 """
 
 
@@ -25,25 +29,29 @@ def design(
     output: str = "density.json",
     plot: str | None = None,
     rule: Rule = "paper",
-    edge: Edge = "upper",
-    interpolant: str = "linear",
-    prediction: Prediction = "velocity",
+    edge: Edge | None = None,
+    by_class: bool = False,
+    group: str | None = None,
+    interpolant: str | None = None,
+    prediction: Prediction | None = None,
     floor: float = 0.05,
     target: str | None = None,
-    low: float | None = None,
-    high: float | None = None,
+    low: float = 0.0,
+    high: float = 1.0,
 ) -> None:
-    """Turn a measured profile into a timestep density.
+    """Turn what was measured into a timestep density.
 
     Args:
-        profile: What `flowtempo measure` wrote.
+        profile: What `flowtempo measure` or `flowtempo probe` wrote, or a single profile.
         output: Where the density goes.
         plot: Also draw it into this PNG.
-        rule: `paper` is proportional to the target variance and moves the objective; `importance`
-            (independent draws) and `neyman` (stratified draws) keep it.
-        edge: Which edge of the bracket to design from.
-        interpolant: linear, trigonometric or variance_preserving.
-        prediction: What the network's output stands for.
+        rule: `paper` is proportional to the variance and moves the objective; `importance` (independent
+            draws) and `neyman` (stratified draws) keep it.
+        edge: Which edge of a bracket to design from; null is upper.
+        by_class: Design from the class-conditional part of a bracket, for a model that is given labels.
+        group: Design from one group of a probe's parameters; null is the whole model.
+        interpolant: linear, trigonometric or variance_preserving; null is the probe's own, or linear.
+        prediction: What the network's output stands for; null is the probe's own, or velocity.
         floor: Share of the uniform density that is mixed in.
         target: For `importance` and `neyman`: the objective's density; null is uniform.
         low: Lowest time.
@@ -51,18 +59,18 @@ def design(
             velocity's on the variance-preserving path.
     """
     check_distinct(profile=profile, output=output, plot=plot)
-    loaded = Bracket.load(profile)
-    path = interpolant_named(interpolant)
-    bounds = {key: value for key, value in (("low", low), ("high", high)) if value is not None}
     designed = design_density(
-        loaded,
-        path,
+        load_source(profile),
+        None if interpolant is None else interpolant_named(interpolant),
         rule=rule,
         edge=edge,
+        by_class=by_class,
+        group=group,
         floor=floor,
         prediction=prediction,
         target=None if target is None else parse(target),
-        **bounds,
+        low=low,
+        high=high,
     )
     designed.save(output)
     print_design(designed)
@@ -78,20 +86,19 @@ def design(
         words.append("--timesteps.spacing stratified")
     if target is not None:
         words.append(f"--timesteps.target '{target}'")
-    if interpolant != defaults.interpolant:
-        words.append(f"--objective.interpolant {interpolant}")
-    if prediction != defaults.prediction:
-        words.append(f"--objective.prediction {prediction}")
+    if designed.interpolant != defaults.interpolant:
+        words.append(f"--objective.interpolant {designed.interpolant}")
+    if designed.prediction != defaults.prediction:
+        words.append(f"--objective.prediction {designed.prediction}")
     say(f"next: flowtempo train RECIPE --run runs/designed {' '.join(words)}")
 
 
 def print_design(designed: Design) -> None:
-    """Print the rule, the mass per tenth of t, and the nearest logit-normal with its distance."""
+    """Print the rule, the mass per tenth of t, the nearest logit-normals, and what rests on a collapse."""
     effect = "moves the objective" if designed.moves_objective else f"keeps the objective ({designed.target})"
-    source = "the profile" if designed.edge is None else f"the {designed.edge} edge"
-    say(f"designed from {source} for {designed.prediction} on the {designed.interpolant} interpolant")
+    used_for = f"{designed.prediction} on the {designed.interpolant} interpolant"
+    say(f"designed from {_source(designed)} for {used_for}")
     say(f"rule {designed.rule}, floor {designed.floor:g}: {effect}")
-    density = designed.density
     fit = LogitNormal(designed.fit.mean, designed.fit.std)
     tenths = [(k / 10, (k + 1) / 10) for k in range(10)]
     table(
@@ -99,10 +106,50 @@ def print_design(designed: Design) -> None:
         ["", *BANDS],
         [
             [name, *(f"{100 * drawn.mass(lo, hi):.1f}" for lo, hi in tenths)]
-            for name, drawn in (("designed", density), ("nearest", fit))
+            for name, drawn in (("designed", designed.density), ("nearest", fit))
         ],
     )
-    say(
-        f"nearest logit-normal: mean {designed.fit.mean:.3f}, std {designed.fit.std:.3f} "
-        f"({designed.fit.distance:.4f} away in t); mean {-designed.fit.mean:.3f} where t = 1 is noise"
+    fits = {**designed.alternatives, designed.rule: designed.fit}
+    table(
+        "nearest logit-normal by rule (t = 1 is data; where t = 1 is noise the mean is of the other sign)",
+        ["", "mean", "std", "away in t"],
+        [
+            [f"{rule} (this one)" if rule == designed.rule else rule, *_numbers(fits[rule])]
+            for rule in get_args(Rule)
+            if rule in fits
+        ],
+    )
+    if (line := _collapse_line(designed)) is not None:
+        say(line)
+
+
+def _source(designed: Design) -> str:
+    if designed.quantity not in POSTERIOR:
+        part = "" if designed.group is None else f" of the parameters {designed.group}"
+        return f"the measured {designed.quantity.replace('_', ' ')}{part}"
+    given = " given the class" if designed.quantity == "class_posterior_variance" else ""
+    return f"{'the profile' if designed.edge is None else f'the {designed.edge} edge'}{given}"
+
+
+def _numbers(fit: LogitNormalFit) -> list[str]:
+    mean, std = f"{fit.mean:.3f}", f"{fit.std:.3f}"
+    if fit.mean_stderr is not None and fit.std_stderr is not None:
+        mean, std = f"{mean} ± {fit.mean_stderr:.3f}", f"{std} ± {fit.std_stderr:.3f}"
+    return [mean, std, f"{fit.distance:.4f}"]
+
+
+def _collapse_line(designed: Design) -> str | None:
+    collapsed = designed.collapsed
+    if collapsed is None:
+        return None
+    share = f"{100 * collapsed.mass:.0f}% of the mass lies at t > {collapsed.from_t:.2g}"
+    if designed.edge == "upper":
+        return (
+            f"{share}, where the published estimate has collapsed and only the upper edge speaks; "
+            "`flowtempo probe` a model to know more"
+        )
+    instead = "use the upper edge" if designed.edge == "lower" else "measure a bracket"
+    return (
+        f"{share}, where the estimate that the density was designed from has collapsed on single data points "
+        f"and says nothing; {instead}, or `flowtempo probe` a model"
     )

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import glob
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from flowtempo.cli.console import check_distinct, progress_bar, say, table
-from flowtempo.data import ArrayData, DataConfig, load
-from flowtempo.variance import Bracket
-from flowtempo.variance import measure as measure_bracket
+from flowtempo.cli.processes import shared_work
+from flowtempo.data import ArrayData, DataConfig, load_buckets
+from flowtempo.design import variance_curve
+from flowtempo.errors import UserError
+from flowtempo.interpolants import Interpolant
+from flowtempo.interpolants import interpolant as interpolant_named
+from flowtempo.predictions import Prediction
+from flowtempo.variance import Bracket, Probe, measure_by_class, measure_groups, verdict, with_denoiser
+from flowtempo.variance.bracket import DEFAULT_TARGET
+from flowtempo.variance.share import Share
 
 RECIPE_KEYS = ("data",)
 EXAMPLES = """
   flowtempo measure digits
   flowtempo measure fashion-mnist --output profile.json --plot profile.png
-  flowtempo measure --data.kind array --data.path latents.npy --noises 64
+  flowtempo measure fashion-mnist --by-class --target-stderr 0.01
+  flowtempo measure --data.kind array --data.path latents.npy --interpolant trigonometric
+  flowtempo measure --data.kind sd-scripts --data.path cache/ --denoiser probe.json
+  torchrun --nproc-per-node 4 -m -- flowtempo.cli.main measure fashion-mnist
 """
 
 
@@ -21,29 +36,61 @@ def measure(
     data: DataConfig = DataConfig(),  # noqa: B008 (never changed; jsonargparse reads the default)
     output: str = "profile.json",
     plot: str | None = None,
-    noises: int = 16,
+    interpolant: str = "linear",
+    prediction: Prediction = "velocity",
+    target_stderr: float = DEFAULT_TARGET,
     queries: int | None = None,
+    noises: int = 16,
+    by_class: bool = False,
+    denoiser: str | None = None,
     seed: int = 0,
 ) -> None:
     """Bracket the variance of the data given a noisy version of it, over log-SNR.
 
     The lower edge is the published Monte Carlo estimate, which is too small when there are few images for
     their dimension; the upper edge is the least of a leave-one-out and a spectral bound. The truth lies
-    between, up to the standard errors.
+    between, up to the standard errors. Finished work is kept beside the output: after Ctrl-C or a crash
+    the same command goes on from there. Several processes (torchrun) give the same numbers as one.
 
     Args:
-        data: The images.
+        data: The images or latents.
         output: Where the profile goes.
         plot: Also draw it into this PNG.
-        noises: Noise vectors per image and log-SNR.
-        queries: Images that are noised (all remain references); null chooses by the size of the data.
+        interpolant: Path whose times the printed table and verdict use: linear, trigonometric or
+            variance_preserving. The profile itself is the same for all.
+        prediction: What the printed target variance is of.
+        target_stderr: Stop where the standard error is below this, relative to E|x1|^2/d (where the signal
+            dominates: to 1/SNR). 0 spends all queries everywhere.
+        queries: Most images that are noised (all remain references); null is 4096.
+        noises: Noise vectors for each group of queries.
+        by_class: Also bracket the variance given the label, which is what a class-conditional model sees.
+        denoiser: A probe.json of held-out images, whose denoising error becomes a further upper bound.
         seed: Seed of the noise and of every choice.
     """
-    check_distinct(data=data.path, output=output, plot=plot)
-    images = load(data)
-    bracket = measure_images(images, noises=noises, queries=queries, seed=seed)
+    check_distinct(data=data.path, output=output, plot=plot, denoiser=denoiser)
+    path = interpolant_named(interpolant)
+    with shared_work() as part:
+        buckets = load_buckets(data)
+        bracket = measure_images(
+            buckets,
+            target_stderr=target_stderr,
+            queries=queries,
+            noises=noises,
+            by_class=by_class,
+            seed=seed,
+            state=f"{output}.partial",
+            part=part,
+        )
+    if part.rank > 0:
+        return
+    if denoiser is not None:
+        bracket = _add_denoiser(bracket, denoiser)
     bracket.save(output)
-    print_bracket(bracket)
+    for left in Path(output).resolve().parent.glob(f"{glob.escape(Path(output).name)}.partial*"):
+        left.unlink()
+    print_bracket(bracket, path, prediction)
+    for line in verdict(bracket, path):
+        say(line)
     say(f"profile: {output}")
     if plot is not None:
         from flowtempo.report import save_profile_png
@@ -54,31 +101,76 @@ def measure(
 
 
 def measure_images(
-    data: ArrayData, *, noises: int = 16, queries: int | None = None, seed: int = 0
+    buckets: Sequence[ArrayData],
+    *,
+    target_stderr: float = DEFAULT_TARGET,
+    queries: int | None = None,
+    noises: int = 16,
+    by_class: bool = False,
+    seed: int = 0,
+    state: str | None = None,
+    part: Share = Share(),  # noqa: B008 (immutable)
 ) -> Bracket:
-    """Measure with a progress bar; see `flowtempo.variance.measure`."""
-    images, _ = data.batch(range(len(data)))
+    """Measure with a progress bar; several sizes of images are measured apart and averaged.
+
+    Raises:
+        UserError: As `flowtempo.variance.measure` does, or if there are no labels to go by.
+    """
+    images = buckets[0]
+    if by_class and (len(buckets) > 1 or images.labels is None):
+        why = "has no labels" if len(buckets) == 1 else "has images of several sizes"
+        raise UserError(f"by_class has no effect on {images.name}, which {why}: leave it out")
+    groups = [("x".join(map(str, bucket.shape)), bucket, bucket.describe()) for bucket in buckets]
+    options: dict[str, Any] = {
+        "target_stderr": target_stderr,
+        "queries": queries,
+        "noises": noises,
+        "seed": seed,
+        "state": state,
+        "share": part,
+    }
     with progress_bar("measure") as progress:
-        return measure_bracket(
-            images, noises=noises, queries=queries, seed=seed, progress=progress, data=data.describe()
+        bracket = measure_groups(groups, progress=progress, **options)
+    if not by_class or images.labels is None:
+        return bracket
+    labels = torch.from_numpy(images.labels)
+    with progress_bar("measure by class") as progress:
+        given = measure_by_class(images, labels, data=images.describe(), progress=progress, **options)
+    return Bracket(bracket.lower, bracket.upper, bracket.candidates, given)
+
+
+def _add_denoiser(bracket: Bracket, path: str) -> Bracket:
+    error = Probe.load(path).denoiser
+    if error is None:
+        raise UserError(
+            f"{path}: holds no denoising error of held-out images: probe images that the run was not"
+            " trained on"
         )
+    return with_denoiser(bracket, error)
 
 
-def print_bracket(bracket: Bracket) -> None:
-    """Print a few rows of the bracket, relative to E|x1|^2/d."""
+def print_bracket(bracket: Bracket, path: Interpolant, prediction: Prediction) -> None:
+    """Print a few rows of the bracket, relative to E|x1|^2/d, and the target variance that it means."""
     lower, upper = bracket.lower, bracket.upper
     scale = lower.second_moment
-    grid = lower.log_snr.tolist()
+    grid = lower.log_snr[:: max(1, len(lower.log_snr) // 16)]
+    t = path.time(grid)
+    curves = [variance_curve(edge, path, prediction, t).mean.tolist() for edge in (lower, upper)]
+    columns = [("lower edge", lower), ("upper edge", upper)]
+    if bracket.by_class is not None:
+        columns += [("by class, lower", bracket.by_class.lower), ("by class, upper", bracket.by_class.upper)]
     rows = []
-    for index in range(0, len(grid), 8):
-        cells = [
-            f"{_short(float(edge.mean[index]) / scale, 4)} ± {_short(float(edge.stderr[index]) / scale, 2)}"
-            for edge in (lower, upper)
-        ]
-        rows.append([f"{grid[index]:+.1f}", *cells])
+    for index, log_snr in enumerate(grid.tolist()):
+        cells = []
+        for _, edge in columns:
+            mean, stderr = (float(value) / scale for value in edge.at(grid[index]))
+            cells.append(f"{_short(mean, 4)} ± {_short(stderr, 2)}")
+        spread = f"{_short(curves[0][index], 3)} to {_short(curves[1][index], 3)}"
+        rows.append([f"{log_snr:+.1f}", f"{float(t[index]):.3g}", *cells, spread])
     table(
-        f"posterior variance per dimension, relative to E|x1|^2/d = {scale:.4g} ({lower.dim:,} dimensions)",
-        ["log-SNR", "lower edge", "upper edge"],
+        f"posterior variance per dimension, relative to E|x1|^2/d = {scale:.4g} ({lower.dim:,} dimensions), "
+        f"and the variance of the {prediction} target on the {path.name} path",
+        ["log-SNR", "t", *(name for name, _ in columns), "target variance"],
         rows,
     )
 

@@ -1,6 +1,7 @@
-"""Data sets as in-memory or memory-mapped arrays: digits, IDX files, NumPy arrays."""
+"""Images and latents as in-memory or memory-mapped arrays, and cached text embeddings that go with them."""
 
 from flowtempo.data.dataset import ArrayData
-from flowtempo.data.sources import DataConfig, load
+from flowtempo.data.embeddings import load_embeddings
+from flowtempo.data.sources import DataConfig, load, load_buckets
 
-__all__ = ["ArrayData", "DataConfig", "load"]
+__all__ = ["ArrayData", "DataConfig", "load", "load_buckets", "load_embeddings"]

@@ -6,6 +6,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -94,20 +95,40 @@ def _read_npy(path: Path) -> np.ndarray:
 
 
 def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            held = {name.removesuffix(".npy") for name in archive.namelist()}
-        image_key = _only(path, held, _IMAGE_KEYS)
-        if image_key is None:
+    keys: list[str] = []
+
+    def choose(held: list[str]) -> list[str]:
+        images, labels = _only(path, held, _IMAGE_KEYS), _only(path, held, _LABEL_KEYS)
+        if images is None:
             known, there = " or ".join(_IMAGE_KEYS), ", ".join(sorted(held)) or "nothing"
             raise UserError(f"{path}: holds {there}; the images must be named {known}")
-        label_key = _only(path, held, _LABEL_KEYS)
-        with np.load(path, allow_pickle=False) as arrays:
-            found = [arrays[key] for key in (image_key, label_key) if key is not None]
-        for key, array in zip((image_key, label_key), found, strict=False):
+        keys.extend(key for key in (images, labels) if key is not None)
+        return keys
+
+    found = read_members(path, choose)
+    return found[keys[0]], found[keys[1]] if len(keys) > 1 else None
+
+
+def read_members(path: Path, choose: Callable[[list[str]], list[str]]) -> dict[str, np.ndarray]:
+    """Some of the arrays of a `.npz` file; the others are not read.
+
+    Args:
+        path: The file.
+        choose: From the names of all arrays in the file to those that are wanted.
+
+    Raises:
+        UserError: If the file is missing, damaged or holds Python objects; names it.
+    """
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise UserError(f"{path}: not a .npz file: write it with numpy.savez")
+        with archive:
+            found = {key: archive[key] for key in choose(archive.files)}
+        for key, array in found.items():
             if not isinstance(array, np.ndarray):
                 raise UserError(f"{path}: its member {key} is no array: write the file with numpy.savez")
-        return found[0], found[1] if len(found) > 1 else None
+        return found
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise UserError(f"{path}: damaged .npz file ({error}): write or copy it again") from error
     except OSError as error:
@@ -118,7 +139,7 @@ def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
         raise UserError(_explain(path, error)) from error
 
 
-def _only(path: Path, held: set[str], keys: tuple[str, ...]) -> str | None:
+def _only(path: Path, held: list[str], keys: tuple[str, ...]) -> str | None:
     found = [key for key in keys if key in held]
     if len(found) > 1:
         raise UserError(f"{path}: holds {' and '.join(found)}: which is meant? Keep one of them")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import mmap
+from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,20 +17,28 @@ from flowtempo.errors import UserError
 MOST_CLASSES = 1 << 20
 """More classes than this are a mistake: labels that are identifiers, hashes or another column."""
 
+_REMEDY = {
+    "f": "save array.astype('float32')",
+    "i": "save pixels 0..255 as array.astype('uint8'), anything else as float32 in the units of the model",
+}
+_REMEDY["u"] = _REMEDY["i"]
+
 
 @dataclass(frozen=True, eq=False)
 class ArrayData:
     """Images (or latents) in one array, with optional labels.
 
-    Model units: uint8 pixels v become v / 127.5 - 1, in [-1, 1]; float32 values are used as they are.
-    Construction reads the images once, in bounded memory, for the fingerprint and the statistics.
+    Model units: uint8 pixels v become v / 127.5 - 1, in [-1, 1]; floats are used as they are.
+    Construction reads the images once, in bounded memory, for the fingerprint and the statistics; later
+    only the rows of a batch are read. The array must not change in the meantime.
 
     Attributes:
-        images: (N, C, H, W) uint8 or float32, possibly memory-mapped.
+        images: (N, C, H, W) uint8, float16 or float32, possibly memory-mapped.
         labels: (N,) int64 in [0, num_classes), or None.
         num_classes: Number of classes; 0 without labels.
         name: For records and errors.
         fingerprint: SHA-256 (hex) of dtype, shape and contents of images and labels.
+        progress: Called with the fraction that construction has read.
 
     Raises:
         UserError: On a wrong dtype or shape, no images, NaN or infinity, or labels out of range.
@@ -39,19 +48,25 @@ class ArrayData:
     labels: np.ndarray | None = None
     num_classes: int = 0
     name: str = "array"
+    progress: InitVar[Callable[[float], None] | None] = None
     fingerprint: str = field(init=False)
     _scan: Scan = field(init=False, repr=False)
+    _mapping: tuple[mmap.mmap, int] | None = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, progress: Callable[[float], None] | None) -> None:
         images, name = self.images, self.name
-        if images.dtype not in (np.uint8, np.float32):
-            raise UserError(f"{name}: images must be uint8 or native float32, got {images.dtype}")
+        if images.dtype not in (np.uint8, np.float16, np.float32):
+            raise UserError(
+                f"{name}: images must be uint8, float16 or float32 of this machine, got {images.dtype}: "
+                f"{_REMEDY.get(images.dtype.kind, 'save numbers')}"
+            )
         if images.ndim != 4 or 0 in images.shape:
             raise UserError(f"{name}: images must be (N, C, H, W) with no empty axis, got {images.shape}")
         self._check_labels()
         # np.asarray drops the memmap subclass (whose slices are slow), not the mapping
         object.__setattr__(self, "images", np.asarray(images))
-        object.__setattr__(self, "_scan", scan(self.images, self.labels, name))
+        object.__setattr__(self, "_mapping", _mapping(images))
+        object.__setattr__(self, "_scan", scan(self.images, self.labels, name, self._check_file, progress))
         object.__setattr__(self, "fingerprint", self._scan.fingerprint)
 
     def _check_labels(self) -> None:
@@ -74,6 +89,16 @@ class ArrayData:
             raise UserError(
                 f"{name}: labels run from {labels.min()} to {labels.max()}, outside 0..{self.num_classes - 1}"
             )
+
+    def _check_file(self) -> None:
+        """Refuse a mapped file that became shorter, since reading past its end kills the process."""
+        if self._mapping is not None:
+            mapped, needed = self._mapping
+            if mapped.size() < needed:
+                raise UserError(
+                    f"{self.name}: was cut short while in use, to {mapped.size()} of {needed} bytes: "
+                    "leave the file alone until the command is done"
+                )
 
     def __len__(self) -> int:
         return len(self.images)
@@ -106,6 +131,7 @@ class ArrayData:
 
         Raises:
             IndexError: If an index is out of range or not an integer.
+            UserError: If the file that holds the images was cut short in the meantime.
         """
         index = np.asarray(indices)
         if index.size == 0:
@@ -114,9 +140,11 @@ class ArrayData:
             raise IndexError(f"indices must be a vector of integers, got {index.dtype} {index.shape}")
         if index.size and (index.min() < 0 or index.max() >= len(self)):
             raise IndexError(f"indices run from {index.min()} to {index.max()}, outside 0..{len(self) - 1}")
+        self._check_file()
         x = torch.from_numpy(self.images[index])
         if x.dtype == torch.uint8:
             x = x.to(torch.float32).div_(127.5).sub_(1)
+        x = x.to(torch.float32)
         y = None if self.labels is None else torch.from_numpy(self.labels[index])
         return x, y
 
@@ -151,3 +179,13 @@ class ArrayData:
             "channel_mean": self.channel_mean.tolist(),
             "channel_std": self.channel_std.tolist(),
         }
+
+
+def _mapping(array: np.ndarray) -> tuple[mmap.mmap, int] | None:
+    """The file mapping under an array, and the size in bytes that the file must keep; None in memory."""
+    mapped: Any = array
+    while isinstance(mapped, np.ndarray):
+        whole, mapped = mapped, mapped.base
+    if not isinstance(mapped, mmap.mmap) or not isinstance(whole, np.memmap):
+        return None
+    return mapped, whole.offset + whole.nbytes

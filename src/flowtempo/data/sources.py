@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -11,13 +14,35 @@ import numpy as np
 from flowtempo.data.arrays import Layout, load_arrays
 from flowtempo.data.dataset import ArrayData
 from flowtempo.data.digits import load_digits
+from flowtempo.data.emoji import DEBIAN_FONT, load_emoji
 from flowtempo.data.idx import load_idx
+from flowtempo.data.latents import by_shape, shape_text
+from flowtempo.data.sd_scripts import load_sd_scripts
+from flowtempo.data.simpletuner import load_simpletuner
 from flowtempo.errors import UserError
 
-Kind = Literal["digits", "idx", "array"]
+Kind = Literal["digits", "idx", "array", "emoji", "sd-scripts", "simpletuner"]
 Split = Literal["train", "test"]
+Size = Literal[32, 64]
+Progress = Callable[[float], None]
 
-_DEBIAN_FOLDER = "/usr/share/datasets/fashion-mnist"
+_PACKAGES = {
+    "/usr/share/datasets/fashion-mnist": "dataset-fashion-mnist",
+    DEBIAN_FONT: "fonts-noto-color-emoji",
+}
+# The keys besides kind and limit that have an effect.
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "digits": ("split",),
+    "idx": ("path", "labels", "split"),
+    "array": ("path", "labels", "layout"),
+    "emoji": ("path", "split", "size"),
+    "sd-scripts": ("path", "bucket", "scale"),
+    "simpletuner": ("path", "bucket"),
+}
+_NEED_PATH = ("idx", "array", "sd-scripts", "simpletuner")
+# Kinds that are read image by image: that takes most of the time, and checking the array little.
+_ONE_BY_ONE = ("emoji", "sd-scripts", "simpletuner")
+_READING = 0.9
 
 
 @dataclass
@@ -25,15 +50,21 @@ class DataConfig:
     """Which images to use.
 
     Attributes:
-        kind: `digits` (scikit-learn's, needs the `demo` extra), `idx` (MNIST's file format) or `array`
-            (a `.npy` or `.npz` file).
+        kind: `digits` (scikit-learn's, needs the `demo` extra), `emoji` (those of a font, needs the `demo`
+            extra), `idx` (MNIST's file format), `array` (a `.npy` or `.npz` file), or the latents that
+            `sd-scripts` or `simpletuner` cached.
         path: For `idx` a folder such as /usr/share/datasets/fashion-mnist, or one image file; for `array`
-            the file.
+            the file; for `emoji` the font (null is that of Debian's fonts-noto-color-emoji); for cached
+            latents the folder, searched with its subfolders.
         labels: Label file that goes with a single `idx` file or an `array` without labels.
-        split: Part of `digits` or of an `idx` folder.
+        split: Part of `digits`, of `emoji` or of an `idx` folder.
         limit: Use only so many images: a fixed random choice, in the order of the source. The choice
             for a smaller limit is part of that for a larger one.
         layout: Axis order of an `array` whose channel axis is unclear.
+        size: Height and width of `emoji`, 32 or 64.
+        bucket: The one size of cached latents to use, `HxW` in latent pixels; null is all.
+        scale: Factor from the latents that `sd-scripts` cached to those it trains on; null takes that of the
+            model in the files' names.
     """
 
     kind: Kind = "digits"
@@ -42,56 +73,159 @@ class DataConfig:
     split: Split = "train"
     limit: int | None = None
     layout: Layout | None = None
+    size: Size = 32
+    bucket: str | None = None
+    scale: float | None = None
 
 
-def load(config: DataConfig) -> ArrayData:
-    """Read and check the data.
+@dataclass(frozen=True)
+class _Images:
+    """Images of one shape as they were read."""
+
+    images: np.ndarray
+    labels: np.ndarray | None
+    num_classes: int
+    name: str
+
+
+def load(config: DataConfig, progress: Progress | None = None) -> ArrayData:
+    """Read and check the data, all of one shape.
+
+    Args:
+        config: Which.
+        progress: Called with the fraction done.
 
     Raises:
         UserError: On an unknown name, an option without effect on this kind, a missing or damaged file,
-            wrong dtypes or shapes, NaN, or a limit outside 1..N. The message is one line with the file.
+            wrong dtypes or shapes, NaN, a limit outside 1..N, or latents of several shapes. The message is
+            one line with the file.
     """
+    read = _read(config, progress)
+    if len(read) > 1:
+        shapes = ", ".join(f"{shape_text(part.images.shape[1:])} ({len(part.images)})" for part in read)
+        raise UserError(
+            f"{config.path}: holds latents of several shapes, C x H x W (count): {shapes}: choose one size "
+            f"with data.bucket, such as {shape_text(read[0].images.shape[2:])}"
+        )
+    return _checked(config, read, progress)[0]
+
+
+def load_buckets(config: DataConfig, progress: Progress | None = None) -> list[ArrayData]:
+    """Read and check the data, one set for each shape of image, the set with most images first.
+
+    Only cached latents come in several shapes. A limit counts the images of all shapes together.
+
+    Args:
+        config: Which.
+        progress: Called with the fraction done.
+
+    Raises:
+        UserError: As `load`, but for latents of several shapes.
+    """
+    return _checked(config, _read(config, progress), progress)
+
+
+def _read(config: DataConfig, progress: Progress | None) -> list[_Images]:
     _check(config)
-    path = None if config.path is None else Path(config.path).expanduser()
-    labels = None if config.labels is None else Path(config.labels).expanduser()
-    images: np.ndarray
-    classes: np.ndarray | None
-    if path is None:
-        images, classes = load_digits(config.split)
-        name = f"digits/{config.split}"
+    reading = _within(progress, 0.0, _READING)
+    labels: np.ndarray | None = None
+    if config.kind == "digits":
+        images, labels = load_digits(config.split)
+        return [_limited(config, images, labels, f"digits/{config.split}")]
+    path, label_file = _files(config)
+    name = f"{path.name}/{config.split}" if config.kind == "emoji" or path.is_dir() else str(path)
+    if config.kind == "sd-scripts":
+        return _buckets(config, load_sd_scripts(path, config.scale, reading), path)
+    if config.kind == "simpletuner":
+        return _buckets(config, load_simpletuner(path, reading), path)
+    if config.kind == "emoji":
+        images = load_emoji(path, config.size, config.split, reading)
+    elif config.kind == "idx":
+        images, labels = load_idx(path, label_file, config.split)
     else:
-        if not path.exists():
-            hint = " (apt install dataset-fashion-mnist)" if str(path) == _DEBIAN_FOLDER else ""
-            raise UserError(f"{path}: no such file or folder{hint}")
-        for file in (path, labels):
-            if file is not None and file.exists() and not (file.is_file() or file.is_dir()):
-                raise UserError(f"{file}: not a regular file: save the data to a file and give its name")
-        if config.kind == "idx":
-            images, classes = load_idx(path, labels, config.split)
-            name = f"{path.name}/{config.split}" if path.is_dir() else str(path)
-        else:
-            images, classes = load_arrays(path, labels, config.layout)
-            name = str(path)
-    num_classes = 0 if classes is None else int(classes.max(initial=-1)) + 1
+        images, labels = load_arrays(path, label_file, config.layout)
+    return [_limited(config, images, labels, name)]
+
+
+def _limited(config: DataConfig, images: np.ndarray, labels: np.ndarray | None, name: str) -> _Images:
+    # classes that the limit leaves out still count
+    num_classes = 0 if labels is None else int(labels.max(initial=-1)) + 1
     if config.limit is not None:
         keep = _choose(len(images), config.limit, name)
-        images, classes = images[keep], None if classes is None else classes[keep]
-    return ArrayData(images, classes, num_classes, name)
+        images, labels = images[keep], None if labels is None else labels[keep]
+    return _Images(images, labels, num_classes, name)
+
+
+def _buckets(config: DataConfig, latents: list[np.ndarray], folder: Path) -> list[_Images]:
+    if config.bucket is not None:
+        sizes = sorted({latent.shape[1:] for latent in latents})
+        latents = [latent for latent in latents if shape_text(latent.shape[1:]) == config.bucket]
+        if not latents:
+            known = ", ".join(shape_text(size) for size in sizes)
+            raise UserError(f"data.bucket={config.bucket}: {folder} has latents of {known} only")
+    if config.limit is not None:
+        latents = [latents[index] for index in _choose(len(latents), config.limit, str(folder))]
+    arrays = by_shape(latents)
+    several = len(arrays) > 1
+    names = [f"{folder} ({shape_text(array.shape[1:])})" if several else str(folder) for array in arrays]
+    return [_Images(array, None, 0, name) for array, name in zip(arrays, names, strict=True)]
+
+
+def _checked(config: DataConfig, read: list[_Images], progress: Progress | None) -> list[ArrayData]:
+    before = _READING if config.kind in _ONE_BY_ONE else 0.0
+    total = sum(part.images.size for part in read)
+    sets = []
+    for part in read:
+        # an empty array is refused in ArrayData
+        after = before + (1 - before) * part.images.size / max(1, total)
+        total -= part.images.size
+        scanning = _within(progress, before, after)
+        sets.append(ArrayData(part.images, part.labels, part.num_classes, part.name, scanning))
+        before = after
+    return sets
+
+
+def _within(progress: Progress | None, low: float, high: float) -> Progress | None:
+    """Progress of the part from `low` to `high` of the whole."""
+    return None if progress is None else lambda fraction: progress(low + (high - low) * fraction)
+
+
+def _files(config: DataConfig) -> tuple[Path, Path | None]:
+    """The data, which is there, and the label file."""
+    path = Path(config.path or DEBIAN_FONT).expanduser()
+    labels = None if config.labels is None else Path(config.labels).expanduser()
+    if not path.exists():
+        package = _PACKAGES.get(str(path))
+        hint = "" if package is None else f" (apt install {package})"
+        raise UserError(f"{path}: no such file or folder{hint}")
+    for file in (path, labels):
+        if file is not None and file.exists() and not (file.is_file() or file.is_dir()):
+            raise UserError(f"{file}: not a regular file: save the data to a file and give its name")
+    return path, labels
 
 
 def _check(config: DataConfig) -> None:
-    choices = {"kind": get_args(Kind), "split": get_args(Split), "layout": (None, *get_args(Layout))}
+    choices: dict[str, tuple[object, ...]] = {
+        "kind": get_args(Kind),
+        "split": get_args(Split),
+        "layout": (None, *get_args(Layout)),
+        "size": get_args(Size),
+    }
     for key, known in choices.items():
         value = getattr(config, key)
         if value not in known:
-            raise UserError(f"data.{key}: unknown {value!r}; known: {', '.join(filter(None, known))}")
-    unused = {"digits": ("path", "labels", "layout"), "idx": ("layout",), "array": ("split",)}[config.kind]
-    for key in unused:
+            listed = ", ".join(str(choice) for choice in known if choice is not None)
+            raise UserError(f"data.{key}: unknown {value!r}; known: {listed}")
+    for key in ("path", "labels", "split", "layout", "size", "bucket", "scale"):
         value = getattr(config, key)
-        if value != getattr(DataConfig, key):
+        if key not in _OPTIONS[config.kind] and value != getattr(DataConfig, key):
             raise UserError(f"data.{key}={value} has no effect with kind={config.kind}: leave it out")
-    if config.kind != "digits" and config.path is None:
-        raise UserError(f"data.path is missing: kind={config.kind} reads a file")
+    if config.kind in _NEED_PATH and config.path is None:
+        raise UserError(f"data.path is missing: kind={config.kind} reads a file or folder")
+    if config.bucket is not None and not re.fullmatch(r"[1-9]\d*x[1-9]\d*", config.bucket):
+        raise UserError(f"data.bucket={config.bucket}: give height and width of the latents, such as 64x96")
+    if config.scale is not None and not (math.isfinite(config.scale) and config.scale > 0):
+        raise UserError(f"data.scale={config.scale}: give a positive number")
 
 
 def _choose(count: int, limit: int, name: str) -> np.ndarray:

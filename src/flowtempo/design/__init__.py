@@ -1,16 +1,24 @@
-"""From a variance profile to a timestep density, and to the logit-normal nearest to it."""
+"""From a measured profile to a timestep density, and to the logit-normal nearest to it."""
 
-from flowtempo.design.curve import Curve, variance_curve
+from flowtempo.design.bootstrap import Band
+from flowtempo.design.curve import Curve, curve_over_t, variance_curve
 from flowtempo.design.fit import LogitNormalFit, nearest_logit_normal
-from flowtempo.design.rules import Design, Edge, Rule, design
+from flowtempo.design.record import Collapsed, Design
+from flowtempo.design.rules import design
+from flowtempo.design.source import Edge, Rule, Source, load_source
 
 __all__ = [
+    "Band",
+    "Collapsed",
     "Curve",
     "Design",
     "Edge",
     "LogitNormalFit",
     "Rule",
+    "Source",
+    "curve_over_t",
     "design",
+    "load_source",
     "nearest_logit_normal",
     "variance_curve",
 ]

@@ -1,4 +1,4 @@
-"""The variance of the training target over t: an interpolant's factor times the posterior variance."""
+"""What a density is made from, over t: the variance of the training target, or of measured gradients."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flowtempo.errors import UserError
 from flowtempo.interpolants import Interpolant
 from flowtempo.predictions import Prediction, scaled_error_factor
 from flowtempo.variance import VarianceProfile
+from flowtempo.variance.profile import POSTERIOR
 
 _UNIFORM_POINTS = 2049
 # Towards an end the distance to it falls by 3% from point to point, from 0.05 on.
@@ -20,7 +22,7 @@ _NEAREST_END, _FARTHEST_END = 1e-9, 0.05
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """The target variance per dimension, tr Cov(target | x_t) / d on average over x_t.
+    """A profile over t.
 
     Attributes:
         t: (T,) float64.
@@ -54,15 +56,43 @@ def variance_curve(
         prediction: The network's target.
         t: Times, (T,), in [0, 1]; `time_grid()` by default.
 
+    Returns:
+        tr Cov(target | x_t) / d on average over x_t.
+
     Raises:
-        UserError: If the prediction is unknown.
+        UserError: If the prediction is unknown, or the profile is no posterior variance.
     """
+    if profile.quantity not in POSTERIOR:
+        raise UserError(f"a target variance is made from a posterior variance, not from a {profile.quantity}")
     t = time_grid() if t is None else t.double()
     variance = profile.scale
     ratio, stderr = profile.ratio(interpolant.log_snr(t))
     factor = scaled_error_factor(prediction, interpolant, t)
     factor = factor * variance / (interpolant.sigma(t) ** 2 + variance * interpolant.alpha(t) ** 2)
     return Curve(t, factor * ratio, factor * stderr)
+
+
+def curve_over_t(
+    profile: VarianceProfile,
+    interpolant: Interpolant,
+    prediction: Prediction = "velocity",
+    t: Tensor | None = None,
+) -> Curve:
+    """Any profile over t: a posterior variance as `variance_curve`, a model's quantity as it was measured.
+
+    Args:
+        profile: The profile; a model's belongs to the interpolant and the prediction that it was measured on.
+        interpolant: The path.
+        prediction: The network's target.
+        t: Times, (T,), in [0, 1]; `time_grid()` by default.
+
+    Raises:
+        UserError: If the prediction is unknown.
+    """
+    if profile.quantity in POSTERIOR:
+        return variance_curve(profile, interpolant, prediction, t)
+    t = time_grid() if t is None else t.double()
+    return Curve(t, *profile.at(interpolant.log_snr(t)))
 
 
 def time_grid(low: float = 0.0, high: float = 1.0) -> Tensor:

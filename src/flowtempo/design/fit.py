@@ -7,11 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from flowtempo.densities import Density, LogitNormal
+from flowtempo.densities import Density
 
 _POINTS = 4096
-_SMALLEST_STEP = 1e-7
+_FIRST_STEP, _SMALLEST_STEP = 0.5, 1e-7
+# Around a fit that is known already, for standard errors.
+_NEAR_STEP, _COARSE_STEP = 0.1, 2e-4
+_NEIGHBOURS = torch.tensor([(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if i or j], dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -22,11 +26,15 @@ class LogitNormalFit:
         mean: Mean of logit(t), where t = 1 is data; trainers whose t = 1 is noise take -mean.
         std: Standard deviation of logit(t).
         distance: Wasserstein-1 distance in t: the area between the two CDFs, 0 to 1.
+        mean_stderr: Standard error of `mean` from the sampling error of the profile; None if unknown.
+        std_stderr: The same of `std`.
     """
 
     mean: float
     std: float
     distance: float
+    mean_stderr: float | None = None
+    std_stderr: float | None = None
 
 
 def nearest_logit_normal(density: Density) -> LogitNormalFit:
@@ -37,28 +45,63 @@ def nearest_logit_normal(density: Density) -> LogitNormalFit:
     pattern search, which needs no derivative of the absolute value.
     """
     t = (torch.arange(_POINTS, dtype=torch.float64) + 0.5) / _POINTS
-    cdf = density.cdf(t)
-
-    def distance(mean: float, log_std: float) -> float:
-        return float((LogitNormal(mean, math.exp(log_std)).cdf(t) - cdf).abs().mean())
-
     middle = torch.logit(density.quantile(torch.tensor([0.16, 0.5, 0.84], dtype=torch.float64)), eps=1e-12)
     spread = max(float(middle[2] - middle[0]) / 2, 1e-3)
-    mean, log_std, least = _pattern_search(distance, float(middle[1]), math.log(spread))
-    return LogitNormalFit(mean, math.exp(log_std), least)
+    start = torch.tensor([[float(middle[1]), math.log(spread)]], dtype=torch.float64)
+    area = _area_between(t, torch.full_like(t, 1 / _POINTS), density.cdf(t)[None])
+    found, least = _pattern_search(area, start, _FIRST_STEP, _SMALLEST_STEP)
+    return LogitNormalFit(float(found[0, 0]), math.exp(float(found[0, 1])), float(least[0]))
+
+
+def fit_errors(fit: LogitNormalFit, t: Tensor, cdf: Tensor) -> tuple[float, float]:
+    """Standard errors of a fit's mean and std: their spread over resampled densities.
+
+    Args:
+        fit: The fit to the density itself, where the search starts.
+        t: Grid in [0, 1], (T,).
+        cdf: CDF of each resampled density there, (R, T).
+    """
+    # Trapezoid rule: each point stands for half of both cells beside it.
+    cells = torch.nn.functional.pad(t.diff(), (1, 1))
+    area = _area_between(t, (cells[1:] + cells[:-1]) / 2, cdf)
+    start = torch.tensor([[fit.mean, math.log(fit.std)]], dtype=torch.float64).expand(len(cdf), 2)
+    found, _ = _pattern_search(area, start, _NEAR_STEP, _COARSE_STEP)
+    return float(found[:, 0].std()), float(found[:, 1].exp().std())
+
+
+def _area_between(t: Tensor, weight: Tensor, cdf: Tensor) -> Callable[[Tensor], Tensor]:
+    """The area between given CDFs (R, T) and those of logit-normals (mean, log std), (R, n, 2) -> (R, n)."""
+    logit = torch.logit(t)
+
+    def area(points: Tensor) -> Tensor:
+        z = (logit - points[..., :1]) / points[..., 1:].exp()
+        apart = torch.special.ndtr(z).sub_(cdf[:, None]).abs_()
+        return torch.matmul(apart, weight)
+
+    return area
 
 
 def _pattern_search(
-    function: Callable[[float, float], float], x: float, y: float
-) -> tuple[float, float, float]:
-    """Minimise over two numbers: go to the best of eight neighbours, halve the step where none is better."""
-    least, step = function(x, y), 0.5
-    while step > _SMALLEST_STEP:
-        neighbours = [(x + i * step, y + j * step) for i in (-1, 0, 1) for j in (-1, 0, 1) if i or j]
-        values = [function(*point) for point in neighbours]
-        best = min(range(len(values)), key=values.__getitem__)
-        if values[best] < least:
-            least, (x, y) = values[best], neighbours[best]
-        else:
-            step /= 2
-    return x, y, least
+    function: Callable[[Tensor], Tensor], start: Tensor, step: float, smallest: float
+) -> tuple[Tensor, Tensor]:
+    """Minimise R functions of two numbers: go to the best of eight neighbours, else halve the step.
+
+    Args:
+        function: The values (R, n) at n points for each function, (R, n, 2).
+        start: (R, 2).
+        step: First step.
+        smallest: The search ends below this step.
+
+    Returns:
+        Where the least values are, (R, 2), and the values, (R,).
+    """
+    best, least = start, function(start[:, None])[:, 0]
+    steps = torch.full_like(least, step)
+    while bool((steps > smallest).any()):
+        neighbours = best[:, None] + steps[:, None, None] * _NEIGHBOURS
+        value, index = function(neighbours).min(1)
+        better = value < least
+        best = torch.where(better[:, None], neighbours[torch.arange(len(best)), index], best)
+        least = torch.where(better, value, least)
+        steps = torch.where(better, steps, steps / 2)
+    return best, least

@@ -55,6 +55,7 @@ class Run:
         reference: By track and step, ascending.
         evaluations: By step, ascending.
         samples: (step, PNG grid), ascending.
+        probes: (step, probe file), ascending.
         notes: What a reader must know about the files, one sentence each.
         stale: Evaluations of other images than those that now lie beside the grid, one sentence each.
     """
@@ -71,6 +72,7 @@ class Run:
     reference: tuple[ReferenceLoss, ...]
     evaluations: tuple[Evaluation, ...]
     samples: tuple[tuple[int, Path], ...]
+    probes: tuple[tuple[int, Path], ...] = ()
     notes: tuple[str, ...] = ()
     stale: tuple[str, ...] = ()
 
@@ -119,11 +121,6 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     config_text, config = _read_config(folder / CONFIG, notes)
     log = _read_metrics(folder / METRICS, notes)
     evaluations = _read_evaluations(folder / "evaluations")
-    samples = sorted(
-        (int(found[1]), path)
-        for path in (folder / "samples").glob("step-*.png")
-        if (found := re.fullmatch(r"step-(\d+)\.png", path.name))
-    )
     return Run(
         name=printable(name or folder.resolve().name),
         folder=folder,
@@ -136,7 +133,8 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         skipped=log.skipped,
         reference=tuple(sorted(log.reference.values(), key=lambda loss: (loss.track, loss.step))),
         evaluations=tuple(evaluations),
-        samples=tuple(samples),
+        samples=_by_step(folder / "samples", "png"),
+        probes=_by_step(folder / "probes", "json"),
         notes=tuple(notes),
         stale=tuple(line for record in evaluations if (line := _stale(folder, record))),
     )
@@ -166,6 +164,12 @@ def of_one_network(runs: Sequence[Run]) -> tuple[tuple[Run, ...], list[str]]:
 def printable(text: str) -> str:
     """The text with bytes that are not UTF-8, as a file name may hold, as escapes."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _by_step(folder: Path, ending: str) -> tuple[tuple[int, Path], ...]:
+    """The files step-N.ending of a folder by N."""
+    found = ((re.fullmatch(rf"step-(\d+)\.{ending}", path.name), path) for path in folder.glob("step-*"))
+    return tuple(sorted((int(match[1]), path) for match, path in found if match))
 
 
 def _read_evaluations(folder: Path) -> list[Evaluation]:

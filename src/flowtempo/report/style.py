@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from torch import Tensor
 
 from flowtempo.files import atomic_write
 
@@ -126,18 +127,68 @@ def scale_to(axes: Axes, values: Sequence[float]) -> None:
 
 def plain_numbers(axes: Axes) -> None:
     """Tick labels as 0.5, 20 or 1e+06 instead of mathematics, which this style does not typeset."""
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: minus(f"{value:g}")))
 
 
 def top_axis(axes: Axes, label: str, positions: Sequence[float], labels: Sequence[str]) -> None:
-    """A second scale along the top, in the coordinates of the one below."""
+    """A second scale along the top, in the coordinates of the one below; crowded labels are left out."""
+    low, high = axes.get_xlim()
+    shown: list[int] = []
+    for index, position in enumerate(positions):
+        if not shown or position - positions[shown[-1]] >= 0.09 * (high - low):
+            shown.append(index)
     top = axes.twiny()
-    top.set_xlim(axes.get_xlim())
-    top.xaxis.set_major_locator(FixedLocator(list(positions)))
-    top.set_xticks(list(positions), labels=list(labels))
+    top.set_xlim(low, high)
+    top.xaxis.set_major_locator(FixedLocator([positions[index] for index in shown]))
+    top.set_xticks([positions[index] for index in shown], labels=[labels[index] for index in shown])
     top.set_xlabel(label)
     top.grid(False)
     top.spines["top"].set_visible(True)
+
+
+def line(index: int) -> dict[str, Any]:
+    """Colour and dash of a line: repeated colours get another dash."""
+    count = len(SERIES)
+    return {
+        "color": SERIES[index % count],
+        "linestyle": DASHES[(index + index // count) % len(DASHES)],
+    }
+
+
+def marker(index: int) -> str:
+    """Marker of a line."""
+    return MARKERS[index % len(MARKERS)]
+
+
+def band(axes: Axes, x: Tensor, mean: Tensor, stderr: Tensor, index: int, label: str, **look: Any) -> None:
+    """A line with a band of two standard errors.
+
+    Args:
+        axes: Where.
+        x: (L,).
+        mean: (L,).
+        stderr: (L,).
+        index: Of the colour and dash.
+        label: For the key.
+        look: What is unlike that colour and dash.
+    """
+    look = line(index) | look
+    axes.plot(x, mean, label=label, marker="o" if len(x) == 1 else None, **look)
+    axes.fill_between(x, mean - 2 * stderr, mean + 2 * stderr, color=look["color"], alpha=0.2, linewidth=0)
+
+
+def ceiling(values: Tensor) -> float:
+    """A limit of the y axis that shows a curve whole, or cuts a pole that would flatten the rest."""
+    finite = values[values.isfinite()]
+    if not len(finite):
+        return 1.0
+    peak, typical = float(finite.max()), float(finite.quantile(0.9))
+    return 1.05 * (peak if peak < 8 * typical else 4 * typical) or 1.0
+
+
+def minus(text: str) -> str:
+    """The text with hyphens as minus signs."""
+    return text.replace("-", "−")
 
 
 def to_svg(figure: Figure, name: str, description: str) -> str:

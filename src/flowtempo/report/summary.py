@@ -13,6 +13,7 @@ from flowtempo.report.figures import REFERENCES
 from flowtempo.report.records import Run, flatten
 from flowtempo.report.style import SERIES
 from flowtempo.variance import Bracket
+from flowtempo.variance.profile import POSTERIOR
 
 _COLUMNS = (
     ("target", "target density", False),
@@ -118,7 +119,7 @@ def caveats(
     if measured and elsewhere:
         lines.append(f"Trained on other data than the profile was measured on: {', '.join(elsewhere)}.")
     for name, design in designs:
-        if bracket and design.profile_hash not in (bracket.lower.digest, bracket.upper.digest):
+        if bracket and design.quantity in POSTERIOR and design.profile_hash not in _digests(bracket):
             lines.append(f"{name}: made from another profile than the one shown here.")
         for arm in arms:
             path = str(arm.setting("objective.interpolant", design.interpolant))
@@ -137,6 +138,11 @@ def caveats(
                 f"step {arm.steps:,}."
             )
     return lines
+
+
+def _digests(bracket: Bracket) -> list[str]:
+    below = _digests(bracket.by_class) if bracket.by_class else []
+    return [bracket.lower.digest, bracket.upper.digest, *below]
 
 
 def distances(arms: Sequence[Run]) -> dict[str, Any] | None:
@@ -187,9 +193,14 @@ def facts(bracket: Bracket) -> list[tuple[str, str]]:
         ("E|x|² per dimension", f"{bracket.upper.second_moment:.4g}"),
         ("lower edge", _counted(bracket.lower.method, bracket.lower.counts)),
         ("upper edge", _counted(bracket.upper.method, bracket.upper.counts)),
+        ("with the class known", _by_class(bracket.by_class)),
         ("fingerprint", str(data.get("fingerprint", _NONE))),
     ]
     return [pair for pair in pairs if pair[1] != _NONE]
+
+
+def _by_class(bracket: Bracket | None) -> str:
+    return _NONE if bracket is None else _counted(bracket.upper.method, bracket.upper.counts)
 
 
 def masses(arms: Sequence[Run], designs: Sequence[tuple[str, Design]]) -> dict[str, Any] | None:
@@ -232,16 +243,34 @@ def _tenths(density: Density) -> list[float]:
 def design_line(name: str, design: Design) -> str:
     """How a density was made and how well two numbers stand for it."""
     fit = design.fit
-    edge = f" from the {design.edge} edge" if design.edge else ""
     use = "moves the objective" if design.moves_objective else f"keeps the objective over {design.target}"
-    mean = f"{fit.mean:.3f}".replace("-", "−")
-    return (
-        f"{name}: rule {design.rule}{edge}, for the {design.prediction} target on the {design.interpolant} "
-        f"path, with a uniform floor of {design.floor:g}; it {use}. The nearest "
-        f"logit-normal has mean {mean} and standard deviation {fit.std:.3f} of logit t; its draws lie "
+    mean, std = _with_stderr(fit.mean, fit.mean_stderr), _with_stderr(fit.std, fit.std_stderr)
+    text = (
+        f"{name}: rule {design.rule}{_origin(design)}, for the {design.prediction} target on the "
+        f"{design.interpolant} path, with a uniform floor of {design.floor:g}; it {use}. The nearest "
+        f"logit-normal has mean {mean} and standard deviation {std} of logit t; its draws lie "
         f"{fit.distance:.3f} away from the table's in t on average. Trainers that count t from data to noise "
         "need the mean with the other sign."
     )
+    if part := design.collapsed:
+        text += (
+            f" {100 * part.mass:.0f} % of the density lies at t {part.from_t:.2g} to {part.to_t:.2g}, where "
+            "the posterior estimate has collapsed."
+        )
+    return text
+
+
+def _origin(design: Design) -> str:
+    if design.edge:
+        known = " of the class-conditional bracket" if design.quantity == "class_posterior_variance" else ""
+        return f" from the {design.edge} edge{known}"
+    group = f" of {design.group}" if design.group else ""
+    return f" from the {design.quantity.replace('_', ' ')}{group}"
+
+
+def _with_stderr(value: float, stderr: float | None) -> str:
+    text = f"{value:.3f}" if stderr is None else with_error(value, stderr)
+    return text.replace("-", "−")
 
 
 def _shape(shape: Any) -> str:

@@ -14,21 +14,43 @@ from flowtempo.variance.profile import Bound, VarianceProfile
 
 
 @dataclass(frozen=True)
+class Part:
+    """What some queries contribute to an estimate.
+
+    Attributes:
+        value: (n, L) float64, one value for each query and log-SNR.
+        deleted: (B, B, L) float64. [g, b] is the sum over the queries of block g of their value when the
+            points of block b no longer serve as references; [g, g] is the plain sum.
+        own: (B, L) float64, the posterior weight of the noised point itself, summed over the queries of each
+            block; None for estimates without it.
+        by_noise: (K, L) float64, sums over the queries for each noise that they share; None if they do not.
+    """
+
+    value: Tensor
+    deleted: Tensor
+    own: Tensor | None = None
+    by_noise: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Estimate:
     """A curve estimated as the mean over query points of a value that also depends on reference points.
 
     Attributes:
-        value: (n, L) float64, one value for each query and log-SNR.
-        query: (n,) index of each query among the points, rising.
-        deleted: (B, B, L) float64. [g, b] is the sum over the queries of block g of their value when the
-            points of block b no longer serve as references; [g, g] is the plain sum.
+        value: (n, L) float64, one value for each query and log-SNR; NaN where a query was not evaluated.
+        query: (n,) index of each query among the points.
+        deleted: (B, B, L) float64, as in `Part`.
+        sizes: (B, L) float64, the queries of each block that were evaluated.
         noise_variance: (L,) variance of the mean that comes from noises which all queries share.
+        own: (L,) mean posterior weight of the noised point itself, or None.
     """
 
     value: Tensor
     query: Tensor
     deleted: Tensor
+    sizes: Tensor
     noise_variance: Tensor
+    own: Tensor | None = None
 
     def over(self, points: Points, blocks: Tensor) -> Jackknifed:
         """The mean over the queries in some blocks, and the means that are left when a block is deleted.
@@ -37,12 +59,63 @@ class Estimate:
             points: The points that the estimate was made from.
             blocks: (B,) bool.
         """
-        sizes = torch.bincount(points.block_of[self.query], minlength=points.blocks).double() * blocks
+        sizes = self.sizes * blocks[:, None]
         sums = self.deleted * blocks[:, None, None]
         plain = torch.diagonal(sums).T
         left = sums.sum(0) - plain
-        return Jackknifed(
-            plain.sum(0) / sizes.sum(), left / (sizes.sum() - sizes)[:, None], self.noise_variance
+        return Jackknifed(plain.sum(0) / sizes.sum(0), left / (sizes.sum(0) - sizes), self.noise_variance)
+
+
+class Tally:
+    """An estimate that grows by parts.
+
+    Args:
+        points: The points.
+        grid: L, the number of log-SNRs.
+    """
+
+    def __init__(self, points: Points, grid: int) -> None:
+        self.points, self.grid = points, grid
+        self._values: list[Tensor] = []
+        self._queries: list[Tensor] = []
+        self._deleted = torch.zeros(points.blocks, points.blocks, grid, dtype=torch.float64)
+        self._sizes = torch.zeros(points.blocks, grid, dtype=torch.float64)
+        self._own = torch.zeros(points.blocks, grid, dtype=torch.float64)
+        self._by_noise: Tensor | float = 0.0
+        self._knows_own = False
+
+    def add(self, query: Tensor, part: Part, active: Tensor | None = None) -> None:
+        """Add the queries of one part.
+
+        Args:
+            query: (n,) indices.
+            part: Their values and sums over the active log-SNRs.
+            active: (L,) bool, which log-SNRs were evaluated; all for None.
+        """
+        active = torch.ones(self.grid, dtype=torch.bool) if active is None else active
+        value = torch.full((len(query), self.grid), torch.nan, dtype=torch.float64)
+        value[:, active] = part.value
+        self._values.append(value)
+        self._queries.append(query)
+        self._deleted[..., active] += part.deleted
+        counts = torch.bincount(self.points.block_of[query], minlength=self.points.blocks)
+        self._sizes[:, active] += counts[:, None].double()
+        if part.own is not None:
+            self._own[:, active] += part.own
+            self._knows_own = True
+        if part.by_noise is not None:
+            self._by_noise = self._by_noise + part.by_noise
+
+    @property
+    def estimate(self) -> Estimate:
+        """What the parts amount to."""
+        noise_variance = torch.zeros(self.grid, dtype=torch.float64)
+        if isinstance(self._by_noise, Tensor):
+            means = self._by_noise / self._sizes.sum(0)
+            noise_variance = means.var(0) / len(means)
+        own = self._own.sum(0) / self._sizes.sum(0) if self._knows_own else None
+        return Estimate(
+            torch.cat(self._values), torch.cat(self._queries), self._deleted, self._sizes, noise_variance, own
         )
 
 
@@ -89,11 +162,13 @@ Folds = tuple[Jackknifed, Jackknifed]
 
 
 def pointwise(points: Points, value: Tensor, query: Tensor) -> Estimate:
-    """Wrap values (n, L) that do not depend on the references."""
-    sums = torch.zeros(points.blocks, value.shape[1], dtype=torch.float64)
-    sums.index_add_(0, points.block_of[query], value)
+    """Wrap values (n, L) that do not depend on the references; NaN where a query was not evaluated."""
+    there = ~value.isnan()
+    sums, sizes = torch.zeros(2, points.blocks, value.shape[1], dtype=torch.float64)
+    sums.index_add_(0, points.block_of[query], value.nan_to_num(0.0))
+    sizes.index_add_(0, points.block_of[query], there.double())
     deleted = sums[:, None].expand(-1, points.blocks, -1)
-    return Estimate(value, query, deleted, torch.zeros(value.shape[1], dtype=torch.float64))
+    return Estimate(value, query, deleted, sizes, torch.zeros(value.shape[1], dtype=torch.float64))
 
 
 def everywhere(points: Points) -> Tensor:
@@ -151,8 +226,13 @@ def make_profile(
     bound: Bound,
     counts: dict[str, int],
     data: dict[str, Any] | None,
+    own: Tensor | None = None,
 ) -> VarianceProfile:
-    """Put a curve into a profile; a posterior variance is not negative, so neither is its estimate."""
+    """Put a curve into a profile; a posterior variance is not negative, so neither is its estimate.
+
+    The effective sample size is 1 / E sum_j w_j^2 over distinct points. The noised point is itself a draw
+    from the posterior, so that E sum_j w_j^2 is the mean weight of the noised point, `own`.
+    """
     return VarianceProfile(
         quantity="posterior_variance",
         method=method,
@@ -164,4 +244,6 @@ def make_profile(
         second_moment=points.second_moment,
         counts={"points": points.count, "copies": points.copies, "blocks": points.blocks, **counts},
         data=dict(data or {}),
+        ess=None if own is None else 1 / own.clamp(1 / points.count, 1.0),
+        without=curve.without,
     )

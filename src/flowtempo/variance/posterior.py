@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from flowtempo.errors import UserError
-from flowtempo.variance.direct import direct
 from flowtempo.variance.estimate import everywhere, make_profile
+from flowtempo.variance.factorised import Form, in_sample_estimate
+from flowtempo.variance.held_out import leave_one_out_estimate
 from flowtempo.variance.points import Points, check_count, check_log_snr, check_queries, prepare
 from flowtempo.variance.profile import VarianceProfile
-from flowtempo.variance.tower import tower
 
 Progress = Callable[[float], None]
 
@@ -23,7 +23,7 @@ def in_sample(
     log_snr: Tensor | None = None,
     noises: int | Tensor = 64,
     *,
-    form: Literal["tower", "quadratic"] = "tower",
+    form: Form = "tower",
     queries: int | None = None,
     seed: int = 0,
     progress: Progress | None = None,
@@ -44,9 +44,8 @@ def in_sample(
     Args:
         x: Data, (M, ...), M >= 8.
         log_snr: Grid, (L,), strictly increasing; 65 points from -14 to 14 by default.
-        noises: As a number, that many fresh noises for each block of queries (tower) or each query
-            (quadratic). As a tensor, (K, d) or (K, *x.shape[1:]), exactly these noises for every query, as
-            published; K >= 2.
+        noises: As a number, that many fresh noises for each block of queries. As a tensor, (K, d) or
+            (K, *x.shape[1:]), exactly these noises for every query, as published; K >= 2.
         form: Which of the two.
         queries: How many points serve as queries, all by default; every point is a reference.
         seed: Seed of the noises and of the choice of queries.
@@ -61,19 +60,16 @@ def in_sample(
     Raises:
         UserError: If an argument has a wrong shape or value, or the data is not finite or does not vary.
     """
-    if form not in ("tower", "quadratic"):
-        raise UserError(f"unknown form {form!r}: use one of tower, quadratic")
+    if form not in get_args(Form):
+        raise UserError(f"unknown form {form!r}: use one of {', '.join(get_args(Form))}")
     grid = check_log_snr(log_snr)
     points = prepare(x, seed=seed, centre=False)
     queries = check_queries(queries, points)
     noise = _check_noises(noises, points)
-    if form == "tower":
-        estimate = tower(points, queries, grid, noise, seed=seed, progress=progress)
-    else:
-        estimate = direct(points, queries, grid, noise, form="quadratic", seed=seed, progress=progress)
+    estimate = in_sample_estimate(points, queries, grid, noise, form=form, seed=seed, progress=progress)
     counts = {"queries": queries, "noises": noises if isinstance(noises, int) else len(noises)}
     result = estimate.over(points, everywhere(points))
-    return make_profile(points, result, grid, f"in_sample_{form}", "lower", counts, data)
+    return make_profile(points, result, grid, f"in_sample_{form}", "lower", counts, data, estimate.own)
 
 
 def leave_one_out(
@@ -111,7 +107,7 @@ def leave_one_out(
     points = prepare(x, seed=seed)
     queries = check_queries(queries, points)
     noise = _check_noises(noises, points)
-    estimate = direct(points, queries, grid, noise, form="leave_one_out", seed=seed, progress=progress)
+    estimate = leave_one_out_estimate(points, queries, grid, noise, seed=seed, progress=progress)
     counts = {"queries": queries, "noises": noises if isinstance(noises, int) else len(noises)}
     result = estimate.over(points, everywhere(points))
     return make_profile(points, result, grid, "leave_one_out", "upper", counts, data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from os import PathLike, fspath
 from typing import Any, Literal, get_args
 
@@ -167,6 +167,23 @@ class VarianceProfile:
         unit = 1 / self.scale + self.log_snr.exp()
         mean, stderr = self._interpolate(log_snr, torch.stack([self.mean, self.stderr]) * unit)
         return mean, stderr
+
+    def resampled(self, log_snr: Tensor) -> VarianceProfile:
+        """The profile on another grid, every curve as `at` gives it; without effective sample sizes.
+
+        Args:
+            log_snr: (L',) finite, strictly increasing.
+        """
+        if torch.equal(self.log_snr, log_snr):
+            return self
+        mean, stderr = self.at(log_snr)
+        without = self.without
+        if without is not None and self.quantity in POSTERIOR:
+            unit, there = (1 / self.scale + grid.exp() for grid in (self.log_snr, log_snr.double()))
+            without = self._interpolate(log_snr, without * unit) / there
+        elif without is not None:
+            without = self._interpolate(log_snr, without)
+        return replace(self, log_snr=log_snr, mean=mean, stderr=stderr, ess=None, without=without)
 
     def _interpolate(self, log_snr: Tensor, curves: Tensor) -> Tensor:
         """Curves (n, L) at any log-SNR, linearly between grid points and constant beyond, (n, *shape)."""

@@ -1,0 +1,495 @@
+"""Watching a forward pass for the uses of parameters.
+
+Every torch function that is handed a parameter is seen, whatever module calls it. What is known of it
+becomes a `Use`; a parameter that went through a function not listed here is left to explicit gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from flowtempo.variance.gradient_uses import Direct, Lookup, Outer, Use, squared_norms, wide
+
+Rows = tuple[int, int] | None
+"""A part of a parameter: from its first to before its last row; None for the whole."""
+Claim = tuple[Any, Use, Rows]
+Handler = Callable[..., tuple[Any, list[tuple[Tensor, list[Claim]]]]]
+"""Given B and a function's arguments, calls it and returns its result and, for each tensor whose gradient is
+needed, what it tells about which parameters."""
+
+
+class Trace(TorchFunctionMode):
+    """The uses of some parameters, recorded while it is entered, and squared norms during a backward pass.
+
+    Args:
+        parameters: What to watch, by name.
+        count: B, the samples in the batch, along dimension 0.
+
+    Attributes:
+        squares: Squared norms of the per-sample gradients by name, (B,) float64, once a backward pass is over
+            and `finish` was called.
+        unknown: Parameters with uses that only explicit gradients can follow.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], count: int) -> None:
+        super().__init__()
+        self.squares: dict[str, Tensor] = {}
+        self.unknown: set[str] = set()
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
+        self._count = count
+        self._uses: dict[tuple[str, Rows], list[Use]] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call `func`; see the class."""
+        kwargs = kwargs or {}
+        found = Counter(self._find((args, kwargs)))
+        if not found or not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        claimed: Counter[str] = Counter()
+        handler = _HANDLERS.get(func)
+        if handler is None:
+            out = func(*args, **kwargs)
+        else:
+            out, watched = handler(self._count, *args, **kwargs)
+            for tensor, claims in watched:
+                claimed.update(self._record(tensor, claims))
+        if any(result.requires_grad and id(result) not in self._names for result in _tensors(out)):
+            # A parameter may be claimed in several parts, but not be found twice and claimed once.
+            self.unknown.update(name for name in found if claimed[name] < found[name])
+        return out
+
+    def finish(self) -> None:
+        """Count what no gradient reached as zero, and settle parameters that were used in several ways."""
+        for key, uses in list(self._uses.items()):
+            reached = [use for use in uses if use.g is not None]
+            if reached:
+                self._settle(key, reached)
+        parts: dict[str, list[Rows]] = {}
+        for name, rows in self._uses:
+            parts.setdefault(name, []).append(rows)
+        self.unknown.update(name for name, each in parts.items() if not _disjoint(each))
+
+    def _find(self, value: Any) -> Iterator[str]:
+        return (self._names[id(tensor)] for tensor in _tensors(value) if id(tensor) in self._names)
+
+    def _record(self, out: Tensor, claims: list[Claim]) -> list[str]:
+        mine = [(self._names[id(p)], use, rows) for p, use, rows in claims if id(p) in self._names]
+        if not mine or not out.requires_grad:
+            return [name for name, _, _ in mine]
+        for name, use, rows in mine:
+            self._uses.setdefault((name, rows), []).append(use)
+
+        def reached(g: Tensor) -> None:
+            for name, use, rows in mine:
+                use.g = g.detach()
+                uses = self._uses[name, rows]
+                if all(each.g is not None for each in uses):
+                    self._settle((name, rows), uses)
+
+        out.register_hook(reached)
+        return [name for name, _, _ in mine]
+
+    def _settle(self, key: tuple[str, Rows], uses: list[Use]) -> None:
+        """Turn uses into squared norms and let go of their tensors."""
+        self._uses[key] = []
+        if key[0] not in self.unknown:
+            squares = squared_norms(uses, self._count)
+            self.squares[key[0]] = self.squares[key[0]] + squares if key[0] in self.squares else squares
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+
+
+def _disjoint(parts: list[Rows]) -> bool:
+    ranges = sorted(part for part in parts if part is not None)
+    if len(ranges) < len(parts):
+        return len(parts) == 1
+    return all(first[1] <= second[0] for first, second in zip(ranges, ranges[1:], strict=False))
+
+
+def _batched(count: int, *tensors: Any) -> bool:
+    return all(isinstance(x, Tensor) and x.ndim > 0 and x.shape[0] == count for x in tensors)
+
+
+def _as_used(x: Tensor, out: Tensor) -> Tensor:
+    """The input as the function saw it: autocast rounds it to the output's dtype."""
+    return x.detach().to(out.dtype)
+
+
+def _positions(x: Tensor) -> Tensor:
+    """(b, ..., n) to (b, 1, P, n)."""
+    return x.reshape(len(x), 1, -1, x.shape[-1])
+
+
+def _sum_last(g: Tensor, part: slice) -> Tensor:
+    """(b, ..., n) to (b, n)."""
+    return g.reshape(len(g), -1, g.shape[-1]).sum(1)
+
+
+def _sum_channels(g: Tensor, part: slice) -> Tensor:
+    """(b, C, ...) to (b, C)."""
+    return g.reshape(*g.shape[:2], -1).sum(2)
+
+
+def _linear(count: int, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    out = F.linear(input, weight, bias)
+    if not _batched(count, input) or input.ndim < 2:
+        return out, []
+    size = (1, math.prod(input.shape[1:-1]), *weight.shape)
+    outer = Outer(_as_used(input, out), _positions, _positions, False, size)
+    return out, [(out, [(weight, outer, None), (bias, Direct(_sum_last), None)])]
+
+
+def _matmul(count: int, input: Any, other: Any) -> Any:
+    out = torch.matmul(input, other)
+    if not _batched(count, input) or input.ndim < 2 or other.ndim != 2:
+        return out, []
+    size = (1, math.prod(input.shape[1:-1]), *other.shape)
+    return out, [(out, [(other, Outer(_as_used(input, out), _positions, _positions, True, size), None)])]
+
+
+def _tuple(value: Any, dims: int) -> tuple[int, ...]:
+    return (int(value),) * dims if isinstance(value, int) else tuple(value) * (dims // len(value))
+
+
+def _unfold(
+    x: Tensor,
+    groups: int,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: list[int],
+    dilation: tuple[int, ...],
+    places: tuple[int, ...],
+) -> Tensor:
+    """The patches of a map (b, C, ...) that a convolution sees, (b, G, P, C / G * kernel)."""
+    if any(padding):
+        x = F.pad(x, padding)
+    dims = len(kernel)
+    for d in range(dims):
+        x = x.unfold(2 + d, dilation[d] * (kernel[d] - 1) + 1, stride[d])
+        x = x[..., :: dilation[d]].narrow(2 + d, 0, places[d])
+    x = x.permute(0, 1, *range(2 + dims, 2 + 2 * dims), *range(2, 2 + dims))
+    channels = x.shape[1] // groups * math.prod(kernel)
+    return x.reshape(len(x), groups, channels, math.prod(places)).mT
+
+
+def _maps(x: Tensor, groups: int) -> Tensor:
+    """(b, C, ...) to (b, G, P, C / G)."""
+    return x.reshape(len(x), groups, x.shape[1] // groups, -1).mT
+
+
+def _convolution(
+    function: Callable[..., Tensor],
+    count: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    out = function(input, weight, bias, stride, padding, dilation, groups)
+    if not _batched(count, input) or input.ndim != weight.ndim:
+        return out, []
+    kernel, dims = tuple(weight.shape[2:]), weight.ndim - 2
+    dilation, stride = _tuple(dilation, dims), _tuple(stride, dims)
+    if padding == "same":
+        spans = [dilation[d] * (kernel[d] - 1) for d in range(dims)]
+        sides = [(span // 2, span - span // 2) for span in spans]
+    else:
+        sides = [(side, side) for side in _tuple(0 if padding == "valid" else padding, dims)]
+    flat = [side for pair in reversed(sides) for side in pair]
+    places = tuple(out.shape[2:])
+    unfold = partial(
+        _unfold, groups=groups, kernel=kernel, stride=stride, padding=flat, dilation=dilation, places=places
+    )
+    size = (groups, math.prod(places), weight.shape[0] // groups, weight[0].numel())
+    outer = Outer(_as_used(input, out), unfold, partial(_maps, groups=groups), False, size)
+    return out, [(out, [(weight, outer, None), (bias, Direct(_sum_channels), None)])]
+
+
+def _transposed_convolution(
+    function: Callable[..., Tensor],
+    count: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Any:
+    out = function(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    if not _batched(count, input) or input.ndim != weight.ndim:
+        return out, []
+    kernel, dims = tuple(weight.shape[2:]), weight.ndim - 2
+    flat = [side for pad in reversed(_tuple(padding, dims)) for side in (pad, pad)]
+    places = tuple(input.shape[2:])
+    unfold = partial(
+        _unfold,
+        groups=groups,
+        kernel=kernel,
+        stride=_tuple(stride, dims),
+        padding=flat,
+        dilation=_tuple(dilation, dims),
+        places=places,
+    )
+    # The weight's gradient is that of the convolution from the output back to the input.
+    size = (groups, math.prod(places), weight.shape[0] // groups, weight[0].numel())
+    outer = Outer(_as_used(input, out), partial(_maps, groups=groups), unfold, True, size)
+    return out, [(out, [(weight, outer, None), (bias, Direct(_sum_channels), None)])]
+
+
+def _embedding(
+    count: int,
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    out = F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    if not _batched(count, input) or scale_grad_by_freq or sparse:
+        return out, []
+    padding = None if padding_idx is None else padding_idx % len(weight)
+    return out, [(out, [(weight, Lookup(input.detach(), padding, *weight.shape), None)])]
+
+
+def _normalised(
+    out: Tensor, x: Tensor, normalise: Callable[[Tensor], Tensor], sum_up: Any, weight: Any, bias: Any
+) -> Any:
+    """Uses of a gain and a bias after a normalisation of each sample by itself."""
+    x = x.detach()
+
+    def gain(g: Tensor, part: slice) -> Tensor:
+        return sum_up(g * normalise(wide(x[part])), part)  # type: ignore[no-any-return]
+
+    return out, [(out, [(weight, Direct(gain), None), (bias, Direct(sum_up), None)])]
+
+
+def _layer_norm(
+    count: int, input: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Any:
+    out = F.layer_norm(input, normalized_shape, weight, bias, eps)
+    if not _batched(count, input) or input.ndim <= len(normalized_shape):
+        return out, []
+    sum_up = partial(_sum_tail, size=math.prod(normalized_shape))
+    plain = partial(F.layer_norm, normalized_shape=normalized_shape, eps=eps)
+    return _normalised(out, input, plain, sum_up, weight, bias)
+
+
+def _rms_norm(
+    count: int, input: Tensor, normalized_shape: Any, weight: Any = None, eps: float | None = None
+) -> Any:
+    out = F.rms_norm(input, normalized_shape, weight, eps)
+    if not _batched(count, input) or input.ndim <= len(normalized_shape):
+        return out, []
+    eps = torch.finfo(input.dtype).eps if eps is None else eps
+    sum_up = partial(_sum_tail, size=math.prod(normalized_shape))
+    plain = partial(F.rms_norm, normalized_shape=normalized_shape, eps=eps)
+    return _normalised(out, input, plain, sum_up, weight, None)
+
+
+def _sum_tail(g: Tensor, part: slice, size: int) -> Tensor:
+    return g.reshape(len(g), -1, size).sum(1)
+
+
+def _group_norm(
+    count: int, input: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Any:
+    out = F.group_norm(input, num_groups, weight, bias, eps)
+    if not _batched(count, input):
+        return out, []
+    plain = partial(F.group_norm, num_groups=num_groups, eps=eps)
+    return _normalised(out, input, plain, _sum_channels, weight, bias)
+
+
+def _instance_norm(
+    count: int,
+    input: Tensor,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    out = F.instance_norm(
+        input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
+    )
+    if not _batched(count, input) or not use_input_stats:
+        return out, []
+    return _normalised(out, input, partial(F.instance_norm, eps=eps), _sum_channels, weight, bias)
+
+
+def _batch_norm(
+    count: int,
+    input: Tensor,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    out = F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    if not _batched(count, input) or training:
+        return out, []
+    plain = partial(F.batch_norm, running_mean=running_mean, running_var=running_var, eps=eps)
+    return _normalised(out, input, plain, _sum_channels, weight, bias)
+
+
+def _sum_to(g: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Sum (b, ...) over what a tensor of `shape` was repeated along, samples excepted: (b, n)."""
+    if len(shape) == g.ndim:
+        shape = shape[1:]
+    g = g.flatten(1, g.ndim - len(shape) - 1).sum(1) if len(shape) < g.ndim - 1 else g
+    ones = [d + 1 for d, size in enumerate(shape) if size == 1 and g.shape[d + 1] != 1]
+    return (g.sum(ones) if ones else g).flatten(1)
+
+
+def _shared(count: int, parameter: Any, out: Tensor) -> bool:
+    """Whether `out` repeats a parameter for each sample."""
+    return (
+        isinstance(parameter, Tensor)
+        and _batched(count, out)
+        and (parameter.ndim < out.ndim or (parameter.ndim == out.ndim and parameter.shape[0] == 1))
+    )
+
+
+def _elementwise(function: Callable[..., Tensor], count: int, *args: Any, **kwargs: Any) -> Any:
+    """x + p and x * p with a parameter that all samples share."""
+    out = function(*args, **kwargs)
+    if len(args) != 2 or kwargs:
+        return out, []
+    claims: list[Claim] = []
+    for parameter, other in (args, reversed(args)):
+        if not isinstance(parameter, torch.nn.Parameter) or not _shared(count, parameter, out):
+            continue
+        if not _batched(count, other) or other.ndim != out.ndim:
+            continue
+        shape = tuple(parameter.shape)
+        if function is torch.add:
+            claims.append((parameter, Direct(partial(_added, shape=shape)), None))
+        else:
+            scale = _as_used(other, out)
+            claims.append((parameter, Direct(partial(_scaled, scale=scale, shape=shape)), None))
+    return out, [(out, claims)]
+
+
+def _added(g: Tensor, part: slice, shape: tuple[int, ...]) -> Tensor:
+    return _sum_to(g, shape)
+
+
+def _scaled(g: Tensor, part: slice, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return _sum_to(g * scale[part], shape)
+
+
+def _expand(count: int, input: Tensor, *sizes: Any, **kwargs: Any) -> Any:
+    out = input.expand(*sizes, **kwargs)
+    if not _shared(count, input, out):
+        return out, []
+    return out, [(out, [(input, Direct(partial(_added, shape=tuple(input.shape))), None)])]
+
+
+def _attention(
+    count: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Any,
+    in_proj_bias: Any,
+    bias_k: Any,
+    bias_v: Any,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Any,
+    **kwargs: Any,
+) -> Any:
+    """nn.MultiheadAttention: its projections are ours to watch, what lies between them is torch's.
+
+    Its tensors are (positions, B, width). torch is given the projected inputs and identity projections.
+    """
+    separate = kwargs.get("use_separate_proj_weight", False)
+    options = {name: kwargs.pop(name, None) for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight")}
+    whole = (embed_dim_to_check, num_heads, in_proj_weight, in_proj_bias, bias_k, bias_v, add_zero_attn)
+    if query.ndim != 3 or query.shape[1] != count or key.shape[1] != count:
+        rest = (dropout_p, out_proj_weight, out_proj_bias)
+        return F.multi_head_attention_forward(query, key, value, *whole, *rest, **kwargs, **options), []
+    watched: list[tuple[Tensor, list[Claim]]] = []
+
+    def project(x: Tensor, weight: Tensor, bias: Any, claims: tuple[Any, Any], rows: Rows) -> Tensor:
+        x = x.transpose(0, 1)
+        out, ((tensor, ((_, outer, _), (_, direct, _))),) = _linear(count, x, weight, bias)
+        bias_rows = rows if weight is not claims[0] or separate else None
+        watched.append((tensor, [(claims[0], outer, None if separate else rows), (claims[1], direct, bias_rows)]))
+        return out.transpose(0, 1)  # type: ignore[no-any-return]
+
+    width = embed_dim_to_check
+    if query is key and key is value and not separate:
+        projected = project(query, in_proj_weight, in_proj_bias, (in_proj_weight, in_proj_bias), None)
+        parts = list(projected.chunk(3, -1))
+    else:
+        parts = []
+        for i, (x, name) in enumerate(zip((query, key, value), options, strict=True)):
+            rows = (i * width, (i + 1) * width)
+            weight = options[name] if separate else in_proj_weight[slice(*rows)]
+            bias = None if in_proj_bias is None else in_proj_bias[slice(*rows)]
+            owner = weight if separate else in_proj_weight
+            parts.append(project(x, weight, bias, (owner, in_proj_bias), rows))
+    eye = torch.eye(width, dtype=parts[0].dtype, device=parts[0].device)
+    kwargs["use_separate_proj_weight"] = True
+    attended, weights = F.multi_head_attention_forward(
+        *parts, width, num_heads, None, None, bias_k, bias_v, add_zero_attn, dropout_p, eye, None,
+        **kwargs, q_proj_weight=eye, k_proj_weight=eye, v_proj_weight=eye,
+    )  # fmt: skip
+    out = project(attended, out_proj_weight, out_proj_bias, (out_proj_weight, out_proj_bias), None)
+    return (out, weights), watched
+
+
+_HANDLERS: dict[Any, Handler] = {
+    F.linear: _linear,
+    F.embedding: _embedding,
+    F.layer_norm: _layer_norm,
+    F.rms_norm: _rms_norm,
+    F.group_norm: _group_norm,
+    F.instance_norm: _instance_norm,
+    F.batch_norm: _batch_norm,
+    F.multi_head_attention_forward: _attention,
+    Tensor.expand: _expand,
+    **{f: partial(_convolution, f) for f in (torch.conv1d, torch.conv2d, torch.conv3d)},
+    **{
+        f: partial(_transposed_convolution, f)
+        for f in (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
+    },
+    **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), _matmul),
+    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), partial(_elementwise, torch.add)),
+    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), partial(_elementwise, torch.mul)),
+}
