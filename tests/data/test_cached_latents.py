@@ -169,6 +169,21 @@ def test_simpletuner_buckets(tmp_path):
     assert load(simpletuner(tmp_path, bucket="8x2")).images.tobytes() == latent(2, 16, 8, 2).tobytes()
 
 
+@pytest.mark.parametrize("limit", [None, 30])
+def test_many_latents_of_mixed_shapes_keep_their_order(limit, tmp_path):
+    shapes = [(1, 2, 2), (1, 2, 3), (1, 3, 2)]
+    whole = [latent(index, *shapes[index * index % 3]) for index in range(90)]
+    for index, values in enumerate(whole):
+        (tmp_path / f"{index:02d}.pt").write_bytes(torch_bytes(torch.from_numpy(values)))
+    buckets = load_buckets(simpletuner(tmp_path, limit=limit))
+    assert sum(map(len, buckets)) == (limit or 90)
+    for bucket in buckets:
+        order = [
+            next(i for i, values in enumerate(whole) if np.array_equal(values, row)) for row in bucket.images
+        ]
+        assert order == sorted(set(order))
+
+
 class Code:
     """Any class: to load it from a pickle would be to run what the file says."""
 
@@ -198,6 +213,7 @@ def test_a_bad_simpletuner_file_is_named(content, message, tmp_path):
         load_buckets(simpletuner(tmp_path))
     assert str(caught.value).startswith(str(tmp_path / "b.pt"))
     assert "\n" not in str(caught.value)
+    assert "internal" not in str(caught.value)  # PyTorch's guesses about its zip reader
 
 
 def npz_bytes(**arrays):
@@ -258,12 +274,12 @@ def test_the_order_of_the_files_is_that_of_their_names(tmp_path):
 
 
 def test_progress_reaches_one_and_never_falls(flux):
-    for read in (
-        lambda update: load_buckets(sd_scripts(flux), update),
-        lambda update: load(DataConfig(), update),
-    ):
+    np.save(flux / "x.npy", np.zeros((9, 8, 8), np.uint8))
+    for config in (sd_scripts(flux), DataConfig("array", str(flux / "x.npy"))):
         seen = []
-        read(seen.append)
+        load_buckets(config, seen.append)
         assert seen == sorted(seen)
-        assert 0 < seen[0] < 1 or len(seen) == 1
         assert seen[-1] == pytest.approx(1)
+    first = []
+    load_buckets(sd_scripts(flux), first.append)
+    assert 0 < first[0] < 0.3

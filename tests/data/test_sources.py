@@ -85,7 +85,7 @@ def test_classes_that_the_limit_leaves_out_still_count(tmp_path):
         (DataConfig("sd-scripts", "x", split="test"), "data.split=test has no effect with kind=sd-scripts"),
         (DataConfig("sd-scripts", "x", bucket="64"), "data.bucket=64: give height and width"),
         (DataConfig("sd-scripts", "x", scale=0.0), "data.scale=0.0: give a positive number"),
-        (DataConfig("sd-scripts", "x", scale=float("nan")), "data.scale=nan: give a positive number"),
+        (DataConfig("sd-scripts", "x", scale=float("inf")), "data.scale=inf: give a positive number"),
         (DataConfig("simpletuner"), "data.path is missing"),
         (DataConfig("idx"), "data.path is missing"),
         (DataConfig("array"), "data.path is missing"),

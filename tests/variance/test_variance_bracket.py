@@ -6,6 +6,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flowtempo.errors import UserError
 from flowtempo.variance import Bracket, VarianceProfile, in_sample, leave_one_out, measure
@@ -51,6 +53,27 @@ def test_contains_the_gaussian_closed_form(dim, count, kind, queries):
         assert (lower.mean <= true + 4 * lower.stderr).all()
         assert (upper.mean >= true - 4 * upper.stderr).all()
         assert (lower.mean <= upper.mean + 4 * (lower.stderr + upper.stderr)).all()
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    dim=st.integers(1, 80),
+    count=st.integers(32, 300),
+    power=st.floats(0, 3),
+    scale=st.floats(0.1, 10),
+    seed=st.integers(0, 2**32),
+)
+def test_contains_any_gaussian_closed_form(dim, count, power, scale, seed):
+    """Dimension, spectrum, number of points and units are free; many have fewer points than dimensions."""
+    values = scale**2 * (1 + torch.arange(dim, dtype=torch.float64)) ** -power
+    true = (values / (1 + GRID.exp()[:, None] * values)).mean(1)
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, dim, generator=generator, dtype=torch.float64) * values.sqrt()
+    bracket = measure(x, log_snr=GRID, noises=4, seed=seed)
+    lower, upper = bracket.lower, bracket.upper
+    assert (lower.mean <= true + 4 * lower.stderr).all()
+    assert (upper.mean >= true - 4 * upper.stderr).all()
+    assert (lower.mean <= upper.mean + 4 * lower.stderr.hypot(upper.stderr)).all()
 
 
 def mixture_mmse(log_snr, centre, std, dim):

@@ -205,6 +205,30 @@ def test_points_may_be_read_from_a_source():
         torch.testing.assert_close(first.deleted, second.deleted, rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("count", [24, 400])
+def test_chunks_change_nothing(monkeypatch, count):
+    """Points, directions and columns a few at a time: the same numbers."""
+    generator = torch.Generator().manual_seed(0)
+    points = prepare(torch.randn(count, 2, 5, 6, generator=generator, dtype=torch.float64).cumsum(-1), seed=0)
+    whole = spectral_errors(points, GRID)
+    monkeypatch.setattr("flowtempo.variance.linear._CHUNK_NUMBERS", 700)
+    monkeypatch.setattr("flowtempo.variance.linear._SCATTER_BLOCK", 7)
+    monkeypatch.setattr("flowtempo.variance.stationary._CHUNK_NUMBERS", 700)
+    for first, second in zip(whole, spectral_errors(points, GRID), strict=True):
+        torch.testing.assert_close(first.deleted, second.deleted, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(first.value, second.value, rtol=1e-9, atol=1e-12)
+
+
+def test_variances_from_a_part_of_the_points(monkeypatch):
+    """Variances along 10 directions from 100 points instead of 1,000: 14% off each, the bound 1%."""
+    scales = torch.logspace(0, -2, 10, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2000, 10, generator=generator, dtype=torch.float64) * scales
+    whole = spectral(x, GRID).mean
+    monkeypatch.setattr("flowtempo.variance.linear._VARIANCE_POINTS", 100)
+    torch.testing.assert_close(spectral(x, GRID).mean, whole, rtol=0.02, atol=0)
+
+
 def test_bad_input_is_named():
     with pytest.raises(UserError, match="at least 8 points"):
         spectral(torch.randn(1, 5))

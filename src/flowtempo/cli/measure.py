@@ -70,7 +70,8 @@ def measure(
     check_distinct(data=data.path, output=output, plot=plot, denoiser=denoiser)
     path = interpolant_named(interpolant)
     with shared_work() as part:
-        buckets = load_buckets(data)
+        with progress_bar("read") as read:
+            buckets = load_buckets(data, read)
         bracket = measure_images(
             buckets,
             target_stderr=target_stderr,
@@ -158,14 +159,14 @@ def print_bracket(bracket: Bracket, path: Interpolant, prediction: Prediction) -
     curves = [variance_curve(edge, path, prediction, t).mean.tolist() for edge in (lower, upper)]
     columns = [("lower edge", lower), ("upper edge", upper)]
     if bracket.by_class is not None:
-        columns += [("by class, lower", bracket.by_class.lower), ("by class, upper", bracket.by_class.upper)]
+        columns.append(("by class", bracket.by_class.upper))
     rows = []
     for index, log_snr in enumerate(grid.tolist()):
         cells = []
         for _, edge in columns:
             mean, stderr = (float(value) / scale for value in edge.at(grid[index]))
-            cells.append(f"{_short(mean, 4)} ± {_short(stderr, 2)}")
-        spread = f"{_short(curves[0][index], 3)} to {_short(curves[1][index], 3)}"
+            cells.append(f"{_short(mean, 4)}±{_short(stderr, 2)}")
+        spread = f"{_short(curves[0][index], 2)} to {_short(curves[1][index], 2)}"
         rows.append([f"{log_snr:+.1f}", f"{float(t[index]):.3g}", *cells, spread])
     table(
         f"posterior variance per dimension, relative to E|x1|^2/d = {scale:.4g} ({lower.dim:,} dimensions), "

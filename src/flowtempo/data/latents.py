@@ -9,7 +9,8 @@ import numpy as np
 
 from flowtempo.errors import UserError
 
-_TAKEN = np.empty(0, np.float32)
+_FIRST_ROWS = 16
+_GROWTH = 8
 
 
 def cache_files(
@@ -59,20 +60,55 @@ def shape_text(shape: Iterable[int]) -> str:
     return "x".join(str(axis) for axis in shape)
 
 
-def by_shape(latents: list[np.ndarray]) -> list[np.ndarray]:
-    """One (N, C, H, W) float32 array for each shape, the one with most latents first.
+class Buckets:
+    """Latents in one array for each shape, in the order in which they are added.
 
-    Empties `latents` on the way, so that memory holds each of them once.
+    The arrays grow in place, so that memory holds each latent once.
+
+    Args:
+        size: Keep only latents of this height and width, `HxW`; None keeps all.
     """
-    members: dict[tuple[int, ...], list[int]] = {}
-    for index, latent in enumerate(latents):
-        members.setdefault(latent.shape, []).append(index)
-    buckets = []
-    for shape, chosen in sorted(members.items(), key=lambda item: (-len(item[1]), item[0])):
-        bucket = np.empty((len(chosen), *shape), np.float32)
-        for row, index in enumerate(chosen):
-            bucket[row] = latents[index]
-            latents[index] = _TAKEN
-        buckets.append(bucket)
-    latents.clear()
-    return buckets
+
+    def __init__(self, size: str | None = None) -> None:
+        self.size = size
+        self.left_out: set[str] = set()
+        self._arrays: dict[tuple[int, ...], np.ndarray] = {}
+        self._positions: dict[tuple[int, ...], list[int]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, latent: np.ndarray) -> None:
+        """Add a (C, H, W) float32 latent, or note its size if that is not wanted."""
+        size = shape_text(latent.shape[1:])
+        if self.size not in (None, size):
+            self.left_out.add(size)
+            return
+        if latent.shape not in self._arrays:
+            self._arrays[latent.shape] = np.empty((_FIRST_ROWS, *latent.shape), np.float32)
+            self._positions[latent.shape] = []
+        array, positions = self._arrays[latent.shape], self._positions[latent.shape]
+        row = len(positions)
+        if row == len(array):
+            # realloc moves the pages of a large array and not what they hold
+            array.resize((row + row // _GROWTH, *latent.shape), refcheck=False)
+        array[row] = latent
+        positions.append(self._count)
+        self._count += 1
+
+    def arrays(self, keep: np.ndarray | None = None) -> list[np.ndarray]:
+        """(N, C, H, W) for each shape, the one with most latents first.
+
+        Args:
+            keep: Rising positions, among all that were added, of those that are wanted; None is all.
+        """
+        chosen = []
+        for shape, array in self._arrays.items():
+            positions = self._positions[shape]
+            if keep is None:
+                array.resize((len(positions), *shape), refcheck=False)
+            else:
+                array = array[: len(positions)][np.isin(positions, keep)]
+            chosen.append(array)
+        return sorted(filter(len, chosen), key=lambda array: (-len(array), array.shape))

@@ -10,7 +10,7 @@ they train; that scale is part of the data here, because it moves the noise axis
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +34,9 @@ _UNITS = {
 }
 
 
-def load_sd_scripts(
+def read_sd_scripts(
     folder: Path, scale: float | None, progress: Callable[[float], None] | None = None
-) -> list[np.ndarray]:
+) -> Iterator[np.ndarray]:
     """Every cached latent below a folder, in the order of the files' names, in the units of training.
 
     An image that was cached at several sizes gives one latent for each, as it does in training. Flipped
@@ -47,16 +47,15 @@ def load_sd_scripts(
         scale: Factor for the latents; None takes that of the model in the file's name.
         progress: Called with the fraction of the files read.
 
-    Returns:
-        (C, H, W) float32 each.
+    Yields:
+        (C, H, W) float32.
 
     Raises:
         UserError: If a file is damaged or holds other than finite latents, the scale is unknown, the
             folder mixes models, or there are no latents.
     """
-    latents: list[np.ndarray] = []
     models: dict[str, Path] = {}
-    files = 0
+    files = found = 0
     for _, file in cache_files(folder, ".npz", progress):
         files += 1
         members = read_members(file, _plain_latents)
@@ -70,13 +69,13 @@ def load_sd_scripts(
             raise UserError(f"{folder}: caches of two models ({one}, {other}): give one folder for each")
         shift, factor = _units(file, model, scale)
         for latent in members.values():
-            latents.append((checked(file, latent) - np.float32(shift)) * np.float32(factor))
-    if not latents:
+            found += 1
+            yield (checked(file, latent) - np.float32(shift)) * np.float32(factor)
+    if not found:
         raise UserError(
             f"{folder}: no latents of sd-scripts: looked for arrays named latents or latents_HxW in the "
             f"{files} .npz files in it and below (cache them with --cache_latents_to_disk)"
         )
-    return latents
 
 
 def _plain_latents(keys: list[str]) -> list[str]:

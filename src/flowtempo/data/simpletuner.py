@@ -11,7 +11,7 @@ import gzip
 import io
 import pickle
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ _DAMAGED = (
 )
 
 
-def load_simpletuner(folder: Path, progress: Callable[[float], None] | None = None) -> list[np.ndarray]:
+def read_simpletuner(folder: Path, progress: Callable[[float], None] | None = None) -> Iterator[np.ndarray]:
     """Every cached latent below a folder, in the order of the files' names.
 
     Only tensors are unpickled (`weights_only`). Files without latents (cached text) are left out.
@@ -47,15 +47,14 @@ def load_simpletuner(folder: Path, progress: Callable[[float], None] | None = No
         folder: The VAE cache folder (`cache_dir_vae`), searched with its subfolders.
         progress: Called with the fraction of the files read.
 
-    Returns:
-        (C, H, W) float32 each.
+    Yields:
+        (C, H, W) float32.
 
     Raises:
         UserError: If a file is damaged, holds Python objects or other than finite latents, or there are
             no latents.
     """
-    latents: list[np.ndarray] = []
-    files = 0
+    files = found = 0
     for _, file in cache_files(folder, ".pt", progress):
         files += 1
         content = _read(file)
@@ -64,13 +63,13 @@ def load_simpletuner(folder: Path, progress: Callable[[float], None] | None = No
             continue
         if latent.layout != torch.strided or not latent.is_floating_point():
             raise UserError(f"{file}: latents must be a dense tensor of floats, got {latent.dtype}")
-        latents.append(checked(file, latent.detach().float().numpy()))
-    if not latents:
+        found += 1
+        yield checked(file, latent.detach().float().numpy())
+    if not found:
         raise UserError(
             f"{folder}: no latents of SimpleTuner: looked for tensors, or dicts with latents, in the {files} "
             ".pt files in it and below (give the folder that cache_dir_vae names)"
         )
-    return latents
 
 
 def _read(file: Path) -> Any:

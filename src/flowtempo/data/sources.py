@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -16,9 +16,9 @@ from flowtempo.data.dataset import ArrayData
 from flowtempo.data.digits import load_digits
 from flowtempo.data.emoji import DEBIAN_FONT, load_emoji
 from flowtempo.data.idx import load_idx
-from flowtempo.data.latents import by_shape, shape_text
-from flowtempo.data.sd_scripts import load_sd_scripts
-from flowtempo.data.simpletuner import load_simpletuner
+from flowtempo.data.latents import Buckets, shape_text
+from flowtempo.data.sd_scripts import read_sd_scripts
+from flowtempo.data.simpletuner import read_simpletuner
 from flowtempo.errors import UserError
 
 Kind = Literal["digits", "idx", "array", "emoji", "sd-scripts", "simpletuner"]
@@ -135,9 +135,9 @@ def _read(config: DataConfig, progress: Progress | None) -> list[_Images]:
     path, label_file = _files(config)
     name = f"{path.name}/{config.split}" if config.kind == "emoji" or path.is_dir() else str(path)
     if config.kind == "sd-scripts":
-        return _buckets(config, load_sd_scripts(path, config.scale, reading), path)
+        return _buckets(config, read_sd_scripts(path, config.scale, reading), path)
     if config.kind == "simpletuner":
-        return _buckets(config, load_simpletuner(path, reading), path)
+        return _buckets(config, read_simpletuner(path, reading), path)
     if config.kind == "emoji":
         images = load_emoji(path, config.size, config.split, reading)
     elif config.kind == "idx":
@@ -156,16 +156,15 @@ def _limited(config: DataConfig, images: np.ndarray, labels: np.ndarray | None, 
     return _Images(images, labels, num_classes, name)
 
 
-def _buckets(config: DataConfig, latents: list[np.ndarray], folder: Path) -> list[_Images]:
-    if config.bucket is not None:
-        sizes = sorted({latent.shape[1:] for latent in latents})
-        latents = [latent for latent in latents if shape_text(latent.shape[1:]) == config.bucket]
-        if not latents:
-            known = ", ".join(shape_text(size) for size in sizes)
-            raise UserError(f"data.bucket={config.bucket}: {folder} has latents of {known} only")
-    if config.limit is not None:
-        latents = [latents[index] for index in _choose(len(latents), config.limit, str(folder))]
-    arrays = by_shape(latents)
+def _buckets(config: DataConfig, latents: Iterable[np.ndarray], folder: Path) -> list[_Images]:
+    buckets = Buckets(config.bucket)
+    for latent in latents:
+        buckets.add(latent)
+    if len(buckets) == 0:
+        known = ", ".join(sorted(buckets.left_out))
+        raise UserError(f"data.bucket={config.bucket}: {folder} has latents of {known} only")
+    keep = None if config.limit is None else _choose(len(buckets), config.limit, str(folder))
+    arrays = buckets.arrays(keep)
     several = len(arrays) > 1
     names = [f"{folder} ({shape_text(array.shape[1:])})" if several else str(folder) for array in arrays]
     return [_Images(array, None, 0, name) for array, name in zip(arrays, names, strict=True)]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flowtempo.errors import UserError
-from flowtempo.variance.bracket import Bracket, gaussian_shape
+from flowtempo.variance.bracket import Bracket
 from flowtempo.variance.combine import jackknifed, same_blocks
 from flowtempo.variance.compare import CLEAR, on_one_grid
 from flowtempo.variance.profile import POSTERIOR, VarianceProfile

@@ -6,10 +6,12 @@ becomes a `Use`; a parameter that went through a function not listed here is lef
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -38,12 +40,14 @@ class Trace(TorchFunctionMode):
         squares: Squared norms of the per-sample gradients by name, (B,) float64, once a backward pass is over
             and `finish` was called.
         unknown: Parameters with uses that only explicit gradients can follow.
+        rounded: Whether gradients were in half precision.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], count: int) -> None:
         super().__init__()
         self.squares: dict[str, Tensor] = {}
         self.unknown: set[str] = set()
+        self.rounded = False
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._count = count
         self._uses: dict[tuple[str, Rows], list[Use]] = {}
@@ -53,7 +57,7 @@ class Trace(TorchFunctionMode):
     ) -> Any:
         """Call `func`; see the class."""
         kwargs = kwargs or {}
-        found = Counter(self._find((args, kwargs)))
+        found = list(self._find((args, kwargs)))
         if not found or not torch.is_grad_enabled():
             return func(*args, **kwargs)
         claimed: Counter[str] = Counter()
@@ -66,7 +70,7 @@ class Trace(TorchFunctionMode):
                 claimed.update(self._record(tensor, claims))
         if any(result.requires_grad and id(result) not in self._names for result in _tensors(out)):
             # A parameter may be claimed in several parts, but not be found twice and claimed once.
-            self.unknown.update(name for name in found if claimed[name] < found[name])
+            self.unknown.update(name for name in found if claimed[name] < found.count(name))
         return out
 
     def finish(self) -> None:
@@ -80,8 +84,15 @@ class Trace(TorchFunctionMode):
             parts.setdefault(name, []).append(rows)
         self.unknown.update(name for name, each in parts.items() if not _disjoint(each))
 
-    def _find(self, value: Any) -> Iterator[str]:
-        return (self._names[id(tensor)] for tensor in _tensors(value) if id(tensor) in self._names)
+    def _find(self, values: Iterable[Any]) -> Iterator[str]:
+        """The parameters among some arguments; called for every function of the pass, so it is plain."""
+        for value in values:
+            if id(value) in self._names:
+                yield self._names[id(value)]
+            elif type(value) in (tuple, list):
+                yield from self._find(value)
+            elif type(value) is dict:
+                yield from self._find(value.values())
 
     def _record(self, out: Tensor, claims: list[Claim]) -> list[str]:
         mine = [(self._names[id(p)], use, rows) for p, use, rows in claims if id(p) in self._names]
@@ -91,13 +102,14 @@ class Trace(TorchFunctionMode):
             self._uses.setdefault((name, rows), []).append(use)
 
         def reached(g: Tensor) -> None:
+            self.rounded |= g.dtype in (torch.bfloat16, torch.float16)
             for name, use, rows in mine:
                 use.g = g.detach()
                 uses = self._uses[name, rows]
                 if all(each.g is not None for each in uses):
                     self._settle((name, rows), uses)
 
-        out.register_hook(reached)
+        out.register_hook(reached)  # type: ignore[no-untyped-call]
         return [name for name, _, _ in mine]
 
     def _settle(self, key: tuple[str, Rows], uses: list[Use]) -> None:
@@ -114,15 +126,13 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
 
 
 def _disjoint(parts: list[Rows]) -> bool:
     ranges = sorted(part for part in parts if part is not None)
     if len(ranges) < len(parts):
         return len(parts) == 1
-    return all(first[1] <= second[0] for first, second in zip(ranges, ranges[1:], strict=False))
+    return all(first[1] <= second[0] for first, second in pairwise(ranges))
 
 
 def _batched(count: int, *tensors: Any) -> bool:
@@ -337,9 +347,7 @@ def _instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    out = F.instance_norm(
-        input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
-    )
+    out = F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
     if not _batched(count, input) or not use_input_stats:
         return out, []
     return _normalised(out, input, partial(F.instance_norm, eps=eps), _sum_channels, weight, bias)
@@ -369,7 +377,7 @@ def _sum_to(g: Tensor, shape: tuple[int, ...]) -> Tensor:
         shape = shape[1:]
     g = g.flatten(1, g.ndim - len(shape) - 1).sum(1) if len(shape) < g.ndim - 1 else g
     ones = [d + 1 for d, size in enumerate(shape) if size == 1 and g.shape[d + 1] != 1]
-    return (g.sum(ones) if ones else g).flatten(1)
+    return (g.sum(ones) if ones else g).reshape(len(g), -1)
 
 
 def _shared(count: int, parameter: Any, out: Tensor) -> bool:
@@ -388,9 +396,7 @@ def _elementwise(function: Callable[..., Tensor], count: int, *args: Any, **kwar
         return out, []
     claims: list[Claim] = []
     for parameter, other in (args, reversed(args)):
-        if not isinstance(parameter, torch.nn.Parameter) or not _shared(count, parameter, out):
-            continue
-        if not _batched(count, other) or other.ndim != out.ndim:
+        if not _shared(count, parameter, out) or not _batched(count, other) or other.ndim != out.ndim:
             continue
         shape = tuple(parameter.shape)
         if function is torch.add:
@@ -416,63 +422,44 @@ def _expand(count: int, input: Tensor, *sizes: Any, **kwargs: Any) -> Any:
     return out, [(out, [(input, Direct(partial(_added, shape=tuple(input.shape))), None)])]
 
 
-def _attention(
-    count: int,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    embed_dim_to_check: int,
-    num_heads: int,
-    in_proj_weight: Any,
-    in_proj_bias: Any,
-    bias_k: Any,
-    bias_v: Any,
-    add_zero_attn: bool,
-    dropout_p: float,
-    out_proj_weight: Tensor,
-    out_proj_bias: Any,
-    **kwargs: Any,
-) -> Any:
+def _attention(count: int, *args: Any, **kwargs: Any) -> Any:
     """nn.MultiheadAttention: its projections are ours to watch, what lies between them is torch's.
 
     Its tensors are (positions, B, width). torch is given the projected inputs and identity projections.
     """
-    separate = kwargs.get("use_separate_proj_weight", False)
-    options = {name: kwargs.pop(name, None) for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight")}
-    whole = (embed_dim_to_check, num_heads, in_proj_weight, in_proj_bias, bias_k, bias_v, add_zero_attn)
-    if query.ndim != 3 or query.shape[1] != count or key.shape[1] != count:
-        rest = (dropout_p, out_proj_weight, out_proj_bias)
-        return F.multi_head_attention_forward(query, key, value, *whole, *rest, **kwargs, **options), []
+    given = _ATTENTION.bind(*args, **kwargs).arguments
+    query, key, value = given["query"], given["key"], given["value"]
+    if query.ndim != 3 or not query.shape[1] == key.shape[1] == count or given.get("static_k") is not None:
+        return F.multi_head_attention_forward(**given), []
     watched: list[tuple[Tensor, list[Claim]]] = []
 
-    def project(x: Tensor, weight: Tensor, bias: Any, claims: tuple[Any, Any], rows: Rows) -> Tensor:
-        x = x.transpose(0, 1)
-        out, ((tensor, ((_, outer, _), (_, direct, _))),) = _linear(count, x, weight, bias)
-        bias_rows = rows if weight is not claims[0] or separate else None
-        watched.append((tensor, [(claims[0], outer, None if separate else rows), (claims[1], direct, bias_rows)]))
+    def project(x: Tensor, weight: Tensor, bias: Any, *owners: tuple[Any, Rows]) -> Tensor:
+        _, ((out, ((_, outer, _), (_, direct, _))),) = _linear(count, x.transpose(0, 1), weight, bias)
+        watched.append((out, [(owners[0][0], outer, owners[0][1]), (owners[1][0], direct, owners[1][1])]))
         return out.transpose(0, 1)  # type: ignore[no-any-return]
 
-    width = embed_dim_to_check
+    width, packed, packed_bias = given["embed_dim_to_check"], given["in_proj_weight"], given["in_proj_bias"]
+    separate = given.get("use_separate_proj_weight", False)
     if query is key and key is value and not separate:
-        projected = project(query, in_proj_weight, in_proj_bias, (in_proj_weight, in_proj_bias), None)
-        parts = list(projected.chunk(3, -1))
+        parts = project(query, packed, packed_bias, (packed, None), (packed_bias, None)).chunk(3, -1)
     else:
-        parts = []
-        for i, (x, name) in enumerate(zip((query, key, value), options, strict=True)):
+        parts = ()
+        for i, (x, name) in enumerate(zip((query, key, value), "qkv", strict=True)):
             rows = (i * width, (i + 1) * width)
-            weight = options[name] if separate else in_proj_weight[slice(*rows)]
-            bias = None if in_proj_bias is None else in_proj_bias[slice(*rows)]
-            owner = weight if separate else in_proj_weight
-            parts.append(project(x, weight, bias, (owner, in_proj_bias), rows))
+            weight = given[f"{name}_proj_weight"] if separate else packed[slice(*rows)]
+            bias = None if packed_bias is None else packed_bias[slice(*rows)]
+            owner = (weight, None) if separate else (packed, rows)
+            parts += (project(x, weight, bias, owner, (packed_bias, rows)),)
+    weight, bias = given["out_proj_weight"], given["out_proj_bias"]
     eye = torch.eye(width, dtype=parts[0].dtype, device=parts[0].device)
-    kwargs["use_separate_proj_weight"] = True
-    attended, weights = F.multi_head_attention_forward(
-        *parts, width, num_heads, None, None, bias_k, bias_v, add_zero_attn, dropout_p, eye, None,
-        **kwargs, q_proj_weight=eye, k_proj_weight=eye, v_proj_weight=eye,
-    )  # fmt: skip
-    out = project(attended, out_proj_weight, out_proj_bias, (out_proj_weight, out_proj_bias), None)
-    return (out, weights), watched
+    given.update(dict.fromkeys(("q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj_weight"), eye))
+    given.update(dict.fromkeys(("in_proj_weight", "in_proj_bias", "out_proj_bias")))
+    given.update(query=parts[0], key=parts[1], value=parts[2], use_separate_proj_weight=True)
+    attended, scores = F.multi_head_attention_forward(**given)
+    return (project(attended, weight, bias, (weight, None), (bias, None)), scores), watched
 
+
+_ATTENTION = inspect.signature(F.multi_head_attention_forward)
 
 _HANDLERS: dict[Any, Handler] = {
     F.linear: _linear,
@@ -490,6 +477,10 @@ _HANDLERS: dict[Any, Handler] = {
         for f in (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
     },
     **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), _matmul),
-    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), partial(_elementwise, torch.add)),
-    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), partial(_elementwise, torch.mul)),
+    **dict.fromkeys(
+        (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), partial(_elementwise, torch.add)
+    ),
+    **dict.fromkeys(
+        (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), partial(_elementwise, torch.mul)
+    ),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -154,7 +154,7 @@ def _outer(uses: Sequence[Outer], count: int) -> Tensor:
 
     def ghost(part: slice) -> Tensor:
         a, b = joined(part)
-        return torch.linalg.vecdot((a @ a.mT).flatten(1), (b @ b.mT).flatten(1)).clamp_(min=0)
+        return ((a @ a.mT) * (b @ b.mT)).flatten(1).sum(1).clamp_(min=0)
 
     def formed(part: slice) -> Tensor:
         a, b = joined(part)
@@ -193,7 +193,8 @@ def _in_blocks(squares: Callable[[slice], Tensor], count: int, numbers: int, use
 
 
 def _squares(rows: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(rows, dim=1).square()
+    norm: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return norm.square()
 
 
 def wide(x: Tensor) -> Tensor:

@@ -57,6 +57,8 @@ def measure_groups(
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
         done += share
+    if progress is not None:
+        progress(1.0)
     return pooled(brackets, shares.tolist())
 
 
