@@ -164,8 +164,7 @@ def measure(
     grid = check_log_snr(log_snr)
     points = prepare(x, seed=seed)
     check_count("noises", noises)
-    if not 0 <= target_stderr < 1:
-        raise UserError(f"target_stderr = {target_stderr} is relative to E|x1|^2/d: use 0 to below 1")
+    check_target(target_stderr)
     most = check_queries(min(points.count, _MOST) if queries is None else queries, points)
     pairs = max(1, min(noises, _PAIRS // most))
     report = progress or (lambda fraction: None)
@@ -185,6 +184,12 @@ def measure(
         finished = max(finished, edges.fraction(total, most))
     report(1.0)
     return _bracket(points, grid, edges, noises, pairs, seed, data)
+
+
+def check_target(target_stderr: float) -> None:
+    """Raise UserError if it is no relative standard error."""
+    if not 0 <= target_stderr < 1:
+        raise UserError(f"target_stderr = {target_stderr} is relative to E|x1|^2/d: use 0 to below 1")
 
 
 def gaussian_shape(variance: float, log_snr: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from os import PathLike, fspath
 from typing import Any
 
@@ -12,10 +11,10 @@ import torch
 from torch import Tensor
 
 from flowtempo.errors import UserError
-from flowtempo.variance.bracket import DEFAULT_TARGET, Bracket, measure
+from flowtempo.variance.bracket import DEFAULT_TARGET, Bracket, check_target, measure
 from flowtempo.variance.combine import pool
 from flowtempo.variance.points import MIN_POINTS, Source
-from flowtempo.variance.profile import VarianceProfile
+from flowtempo.variance.profile import Quantity, VarianceProfile
 
 
 def measure_groups(
@@ -24,6 +23,7 @@ def measure_groups(
     target_stderr: float = DEFAULT_TARGET,
     state: str | PathLike[str] | None = None,
     progress: Callable[[float], None] | None = None,
+    quantity: Quantity = "posterior_variance",
     **options: Any,
 ) -> Bracket:
     """Bracket each group alone and average over the data: the posterior variance when the group is known.
@@ -33,11 +33,16 @@ def measure_groups(
         target_stderr: For the average; one group alone needs less.
         state: As in `measure`; each group gets a file with its name after it.
         progress: As in `measure`.
+        quantity: What the average is.
         options: What `measure` takes beside.
 
     Raises:
         UserError: As `measure` does, with the name of the group.
     """
+    if len(groups) == 1 and quantity == "posterior_variance":
+        ((_, x, data),) = groups
+        return measure(x, target_stderr=target_stderr, state=state, progress=progress, data=data, **options)
+    check_target(target_stderr)
     sizes = torch.tensor([float(len(x)) for _, x, _ in groups], dtype=torch.float64)
     shares = sizes / sizes.sum()
     alone = min(0.5, target_stderr / math.sqrt(float(shares.square().sum())))
@@ -59,7 +64,12 @@ def measure_groups(
         done += share
     if progress is not None:
         progress(1.0)
-    return pooled(brackets, shares.tolist())
+    descriptions = [data for _, _, data in groups]
+    alike = all(data == descriptions[0] for data in descriptions)
+    whole = (
+        descriptions[0] if alike else {"groups": dict(zip((g[0] for g in groups), descriptions, strict=True))}
+    )
+    return _pooled(brackets, shares.tolist(), quantity, whole)
 
 
 def measure_by_class(
@@ -84,22 +94,25 @@ def measure_by_class(
     few = [label for label in classes if counts[label] < MIN_POINTS]
     if few:
         raise UserError(
-            f"class {few[0]} has {counts[few[0]]} points ({len(few)} of {len(classes)} classes have fewer than"
+            f"class {few[0]} has {counts[few[0]]} points ({len(few)} of {len(classes)} have fewer than"
             f" {MIN_POINTS}): leave them out, or measure without classes"
         )
     groups = [(f"class {label}", _Part(x, (labels == label).nonzero().flatten()), data) for label in classes]
-    return _conditional(measure_groups(groups, **options))
+    return measure_groups(groups, quantity="class_posterior_variance", **options)
 
 
-def pooled(brackets: Sequence[Bracket], shares: Sequence[float]) -> Bracket:
+def _pooled(
+    brackets: Sequence[Bracket], shares: Sequence[float], quantity: Quantity, data: dict[str, Any] | None
+) -> Bracket:
     """The average of brackets of disjoint data."""
-    if len(brackets) == 1:
-        return brackets[0]
-    candidates = zip(*(bracket.candidates for bracket in brackets), strict=True)
+
+    def one(profiles: Sequence[VarianceProfile]) -> VarianceProfile:
+        return pool(profiles, shares, quantity=quantity, data=data)
+
     return Bracket(
-        pool([bracket.lower for bracket in brackets], shares),
-        pool([bracket.upper for bracket in brackets], shares),
-        tuple(pool(list(each), shares) for each in candidates),
+        one([bracket.lower for bracket in brackets]),
+        one([bracket.upper for bracket in brackets]),
+        tuple(map(one, zip(*(bracket.candidates for bracket in brackets), strict=True))),
     )
 
 
@@ -120,10 +133,3 @@ class _Part:
 
 def _part(progress: Callable[[float], None], done: float, share: float) -> Callable[[float], None]:
     return lambda fraction: progress(min(1.0, done + share * fraction))
-
-
-def _conditional(bracket: Bracket) -> Bracket:
-    def named(profile: VarianceProfile) -> VarianceProfile:
-        return replace(profile, quantity="class_posterior_variance")
-
-    return Bracket(named(bracket.lower), named(bracket.upper), tuple(map(named, bracket.candidates)))

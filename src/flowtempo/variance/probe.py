@@ -177,7 +177,8 @@ def probe(
     if count < _MIN_COUNT or batch_size < 1:
         raise UserError(f"{count} images in batches of {batch_size}: use at least {_MIN_COUNT} and 1")
     with evaluating(model):
-        engine = SampleGradients(model, Losses(objective, next(model.parameters()).dtype), parameters)
+        takes = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+        engine = SampleGradients(model, Losses(objective, takes), parameters)
         named = {name: (group or first_number)(name) for name in engine.parameters}
         names = list(dict.fromkeys(named.values()))
         numbers = {name: names.index(named[name]) for name in named}
