@@ -30,7 +30,7 @@ OBJECTIVE = Objective(Linear())
 
 
 class ConvNet(nn.Module):
-    """Down and up again with residual blocks: 1.1M parameters."""
+    """Down and up again with residual blocks: 0.5M parameters."""
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
@@ -58,7 +58,9 @@ class ConvNet(nn.Module):
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
     x1, x0, t, y = batch
-    assert x1 is not None and x0 is not None and t is not None
+    assert x1 is not None
+    assert x0 is not None
+    assert t is not None
     output = model(OBJECTIVE.interpolant.mix(x1, x0, t), t, y)
     return OBJECTIVE.loss(output, x1, x0, t).total
 

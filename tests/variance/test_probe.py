@@ -92,8 +92,11 @@ def test_loss_is_not_gradient_variance(s):
         assert bool(((curve.mean - wanted).abs() < 5 * curve.stderr).all()), quantity
         assert bool((curve.stderr < 0.2 * wanted).all()), quantity
     norm = found["gradient_norm"]
-    assert bool((norm.mean < 5 * (norm.mean + norm.stderr)).all())
-    assert float(norm.mean.max()) < 0.1 * 2 * s * math.sqrt(3)
+    # E g = 0: the estimate of its square spreads by sqrt(2) E g^2 / N.
+    error = (norm.mean + norm.stderr).square() - norm.mean.square()
+    known = math.sqrt(2) * 4 * s**2 / count
+    assert bool((norm.mean.square() < 5 * known).all())
+    assert bool(((error > 0.4 * known) & (error < 2.5 * known)).all())
     assert norm.bound == "estimate"
 
 
@@ -116,7 +119,7 @@ def test_length_of_the_mean_gradient():
 
 def test_standard_errors_match_the_spread_over_seeds():
     """And the estimates of |E g|^2 and of the variance are unbiased, with few samples."""
-    s, count, repeats = 1.0, 64, 120
+    s, count, repeats = 1.0, 64, 60
     times = TIMES[[1, 3]]
     off = 0.2
     theta = optimum(s, times) + off
@@ -135,7 +138,7 @@ def test_standard_errors_match_the_spread_over_seeds():
         means = torch.stack([each[quantity].mean for each in runs])
         errors = torch.stack([each[quantity].stderr for each in runs])
         spread = means.std(0)
-        # 120 repeats know a standard deviation to 7%, more for heavy tails.
+        # 60 repeats know a standard deviation to 9%, more for heavy tails.
         typical = errors.square().mean(0).sqrt()
         assert bool(((typical / spread) > 0.75).all()), quantity
         assert bool(((typical / spread) < 1.45).all()), quantity
@@ -143,8 +146,8 @@ def test_standard_errors_match_the_spread_over_seeds():
             wanted = truth[quantity]
             assert bool(((means.mean(0) - wanted).abs() < 4 * spread / repeats**0.5).all()), quantity
             covered = ((means - wanted).abs() < 2.13 * errors).double().mean(0)  # t with 15 degrees: 95%
-            # g^2 has a heavy tail, which 64 samples often miss.
-            assert bool((covered > (0.88 if quantity == "loss" else 0.75)).all()), quantity
+            # 93% are expected for the loss, +-3%; g^2 has a heavy tail, which 64 samples often miss.
+            assert bool((covered > (0.82 if quantity == "loss" else 0.75)).all()), quantity
 
 
 def explicit(model, objective, batch, count, t, seed):

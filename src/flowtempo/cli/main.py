@@ -15,6 +15,7 @@ COMMANDS = {
     "measure": "bracket the target variance of a data set over log-SNR -> profile.json",
     "design": "turn a profile into a timestep density -> density.json",
     "train": "train a model, drawing times from any density -> a run folder",
+    "probe": "measure a run's gradients and losses over the noise axis -> probe.json",
     "generate": "generate images from a run's checkpoint",
     "evaluate": "Frechet distance of generated images, with a card that says how it was computed",
     "report": "one self-contained HTML page from profiles, densities and runs",

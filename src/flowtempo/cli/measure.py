@@ -22,6 +22,7 @@ from flowtempo.variance.bracket import DEFAULT_TARGET
 from flowtempo.variance.share import Share
 
 RECIPE_KEYS = ("data",)
+_NOTHING = 1e-9
 EXAMPLES = """
   flowtempo measure digits
   flowtempo measure fashion-mnist --output profile.json --plot profile.png
@@ -165,7 +166,7 @@ def print_bracket(bracket: Bracket, path: Interpolant, prediction: Prediction) -
         cells = []
         for _, edge in columns:
             mean, stderr = (float(value) / scale for value in edge.at(grid[index]))
-            cells.append(f"{_short(mean, 4)}±{_short(stderr, 2)}")
+            cells.append(_short(mean, 4) if mean < _NOTHING else f"{mean:.4g}±{stderr:.2g}")
         spread = f"{_short(curves[0][index], 2)} to {_short(curves[1][index], 2)}"
         rows.append([f"{log_snr:+.1f}", f"{float(t[index]):.3g}", *cells, spread])
     table(
@@ -177,4 +178,4 @@ def print_bracket(bracket: Bracket, path: Interpolant, prediction: Prediction) -
 
 
 def _short(value: float, digits: int) -> str:
-    return "<1e-9" if value < 1e-9 else f"{value:.{digits}g}"
+    return f"<{_NOTHING:.0e}" if value < _NOTHING else f"{value:.{digits}g}"

@@ -9,8 +9,9 @@ import inspect
 import json
 import typing
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import docstring_parser
 import yaml
@@ -24,11 +25,14 @@ from flowtempo.training.config import (
     config_parser,
     from_mapping,
     from_values,
+    load_config,
     one_line,
     read_mapping,
     to_dict,
 )
+from flowtempo.training.run import CONFIG
 
+FirstWord = Literal["RECIPE", "RUN"] | None
 PRINT_CONFIG = "--print_config"
 
 
@@ -41,7 +45,8 @@ def call(module: ModuleType, name: str, words: Sequence[str]) -> int:
 
     Args:
         module: Holds a function called `name`, `EXAMPLES` (text for `--help`) and, when the command takes
-            a recipe, `RECIPE_KEYS`: the recipe's sections that it uses.
+            a recipe, `RECIPE_KEYS`: the recipe's sections that it uses; or when its parameter `run` may be
+            left out, `RUN_KEYS`: the sections of the run's configuration that its options change.
         name: The command.
         words: What the person typed after it.
 
@@ -53,10 +58,18 @@ def call(module: ModuleType, name: str, words: Sequence[str]) -> int:
     """
     function: Callable[..., int | None] = getattr(module, name)
     recipe_keys: tuple[str, ...] = getattr(module, "RECIPE_KEYS", ())
-    parser = build_parser(function, name, module.EXAMPLES, takes_recipe=bool(recipe_keys))
-    arguments = list(words)
-    if recipe_keys and arguments and not arguments[0].startswith("-"):
-        arguments[:1] = _recipe_arguments(arguments[0], recipe_keys)
+    run_keys: tuple[str, ...] = getattr(module, "RUN_KEYS", ())
+    first_word: FirstWord = "RECIPE" if recipe_keys else "RUN" if run_keys else None
+    parser = build_parser(function, name, module.EXAMPLES, first_word)
+    arguments = [_underscored(word, parser) for word in words]
+    given: dict[str, str | None] = {"run": None} if first_word == "RUN" else {}
+    if first_word and arguments and not arguments[0].startswith("-"):
+        first, *arguments = arguments
+        if first_word == "RUN":
+            given["run"] = first
+            arguments = [*_run_arguments(first, run_keys, arguments), *arguments]
+        else:
+            arguments = [*_recipe_arguments(first, recipe_keys), *arguments]
     if PRINT_CONFIG in arguments and TrainConfig in typing.get_type_hints(function).values():
         arguments.remove(PRINT_CONFIG)
         print(yaml.safe_dump(to_dict(_parse_config(arguments)), sort_keys=False), end="")
@@ -69,38 +82,42 @@ def call(module: ModuleType, name: str, words: Sequence[str]) -> int:
         for parameter in _required_options(function):
             told = told.replace(f"required: {parameter}", f"required: --{parameter}")
         raise UserError(f"{told} (flowtempo {name} --help lists the options)") from error
-    return function(**_keywords(function, values)) or 0
+    return function(**_keywords(function, values, given)) or 0
 
 
 def build_parser(
-    function: Callable[..., Any], name: str, examples: str, *, takes_recipe: bool = False
+    function: Callable[..., Any], name: str, examples: str, first_word: FirstWord = None
 ) -> ArgumentParser:
     """Generate a command's parser from its signature and docstring.
 
     A parameter without default is positional or, when keyword-only, a required option; a `list[str]` takes
     one word or more; a `bool` is a flag; a `TrainConfig` spreads its keys over the command line; everything
-    else becomes `--name VALUE`.
+    else becomes `--name VALUE`. `first_word` is what may stand before them all, and is not parsed here.
     """
     documentation = docstring_parser.parse(inspect.getdoc(function) or "")
     described = {parameter.arg_name: parameter.description for parameter in documentation.params}
-    recipe = (
-        f"RECIPE: a YAML file, or one that ships: {', '.join(recipe_names())}\n\n" if takes_recipe else ""
-    )
+    first = ""
+    if first_word == "RECIPE":
+        first = f"RECIPE: a YAML file, or one that ships: {', '.join(recipe_names())}\n\n"
+    elif first_word == "RUN":
+        first = f"RUN: {described['run']}\n\n"
     parser = ArgumentParser(
         prog=f"flowtempo {name}",
-        usage=_usage(function, name, takes_recipe),
+        usage=_usage(function, name, first_word),
         description="\n\n".join(
             filter(None, [documentation.short_description, documentation.long_description])
         ),
-        epilog=f"{recipe}examples:\n{examples.strip(chr(10))}",
+        epilog=f"{first}examples:\n{examples.strip(chr(10))}",
         formatter_class=_HelpFormatter,
         exit_on_error=False,
     )
     hints = typing.get_type_hints(function)
-    by_hand: set[str | int] = set()
+    by_hand: set[str | int] = {"run"} if first_word == "RUN" else set()
     for parameter in inspect.signature(function).parameters.values():
         hint = hints[parameter.name]
         help_text = described.get(parameter.name)
+        if parameter.name in by_hand:
+            continue
         if hint is TrainConfig:
             parser.add_class_arguments(TrainConfig, nested_key=None)
             parser.add_argument(
@@ -174,10 +191,10 @@ def _required_options(function: Callable[..., Any]) -> list[str]:
     ]
 
 
-def _usage(function: Callable[..., Any], name: str, takes_recipe: bool) -> str:
+def _usage(function: Callable[..., Any], name: str, first_word: FirstWord) -> str:
     words = ["flowtempo", name]
-    if takes_recipe:
-        words.append("[RECIPE]")
+    if first_word:
+        words.append(f"[{first_word}]")
     hints = typing.get_type_hints(function)
     for parameter in inspect.signature(function).parameters.values():
         if parameter.default is inspect.Parameter.empty and hints[parameter.name] is not TrainConfig:
@@ -193,11 +210,37 @@ def _usage(function: Callable[..., Any], name: str, takes_recipe: bool) -> str:
     return " ".join([*words, "[options]"])
 
 
+def _underscored(word: str, parser: ArgumentParser) -> str:
+    """`--probe-every` as the option `--probe_every`; a word that so becomes no option stays as it is."""
+    name, equals, value = word.partition("=")
+    plain = f"--{name.removeprefix('--').replace('-', '_')}"
+    known = parser._option_string_actions
+    if not name.startswith("--") or name in known or not {plain, plain.partition(".")[0]} & known.keys():
+        return word
+    return f"{plain}{equals}{value}"
+
+
+def _run_arguments(folder: str, keys: tuple[str, ...], rest: list[str]) -> list[str]:
+    """Sections of a run's configuration; one whose kind is given anew starts afresh."""
+    if not Path(folder).is_dir():
+        raise UserError(f"{folder}: no such run folder")
+    content = to_dict(load_config(Path(folder) / CONFIG))
+    kept = {
+        key: content[key]
+        for key in keys
+        if not any(word.partition("=")[0] in (f"--{key}", f"--{key}.kind") for word in rest)
+    }
+    return _as_arguments(kept)
+
+
 def _recipe_arguments(name_or_path: str, keys: tuple[str, ...]) -> list[str]:
     recipe = load_recipe(name_or_path)
+    return _as_arguments({key: recipe[key] for key in keys if key in recipe})
+
+
+def _as_arguments(values: dict[str, Any]) -> list[str]:
     # JSON is YAML, which is what the parser reads values as; later words override single keys of a section.
     # A bare text is taken as it stands.
-    values = {key: recipe[key] for key in keys if key in recipe}
     return [
         f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items()
     ]
@@ -224,12 +267,16 @@ def _field_names() -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(TrainConfig))
 
 
-def _keywords(function: Callable[..., Any], values: Namespace) -> dict[str, Any]:
+def _keywords(
+    function: Callable[..., Any], values: Namespace, given: dict[str, str | None]
+) -> dict[str, Any]:
     hints = typing.get_type_hints(function)
-    keywords = {}
+    keywords: dict[str, Any] = {}
     for name in inspect.signature(function).parameters:
         if hints[name] is TrainConfig:
             keywords[name] = from_values(values)
+        elif name in given:
+            keywords[name] = given[name]
         else:
             keywords[name] = values[name]
     return keywords

@@ -9,12 +9,14 @@ from flowtempo.training.config import (
     save_config,
 )
 from flowtempo.training.loop import TrainResult, train
+from flowtempo.training.probing import ProbeSet
 from flowtempo.training.run import LoadedRun, Track, check_match, load_run
 
 __all__ = [
     "LoadedRun",
     "ObjectiveConfig",
     "OptimizerConfig",
+    "ProbeSet",
     "TimestepConfig",
     "Track",
     "TrainConfig",

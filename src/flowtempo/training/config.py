@@ -110,6 +110,9 @@ class TrainConfig:
         log_every: Steps between lines of metrics.jsonl.
         reference_every: Steps between reference losses.
         reference_count: Images of the reference loss; each is used once in each of 10 bands of t.
+        probe_every: Steps between probes of the last weights (RUN/probes), which show where on the noise axis
+            their gradients and losses are large; null does not probe.
+        probe_images: Images of a probe, of reference_data if that is given.
         checkpoint_every: Steps between checkpoints.
         keep_checkpoints: Keep only this many of the newest checkpoints; null keeps all.
         compile: Compile the network with torch.compile; null does so on CUDA only.
@@ -131,6 +134,8 @@ class TrainConfig:
     log_every: int = 50
     reference_every: int = 500
     reference_count: int = 256
+    probe_every: int | None = None
+    probe_images: int = 64
     checkpoint_every: int = 500
     keep_checkpoints: int | None = None
     compile: bool | None = None
@@ -138,7 +143,16 @@ class TrainConfig:
 
 # What may differ when a run is resumed: none of these changes the weights of any step.
 _FREE_KEYS = frozenset(
-    {"steps", "log_every", "reference_every", "checkpoint_every", "keep_checkpoints", "compile"}
+    {
+        "steps",
+        "log_every",
+        "reference_every",
+        "probe_every",
+        "probe_images",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "compile",
+    }
 )
 
 # A batch beyond this is a slip of the keyboard, whose draws alone would fill the memory.
@@ -154,10 +168,15 @@ def check(config: TrainConfig) -> None:
         UserError: Names the key, its value and the range.
     """
     positive = ("steps", "batch_size", "accumulate", "log_every", "reference_every", "reference_count")
-    for key in (*positive, "checkpoint_every", "keep_checkpoints"):
+    for key in (*positive, "probe_every", "probe_images", "checkpoint_every", "keep_checkpoints"):
         value = getattr(config, key)
         if value is not None and value < 1:
             raise UserError(f"{key} is {value}: it must be at least 1")
+    if config.probe_every is None and config.probe_images != TrainConfig.probe_images:
+        raise UserError(
+            f"probe_images is {config.probe_images}, which has no effect without probe_every: set that, or "
+            "leave it out"
+        )
     if config.batch_size > _MOST_IMAGES:
         raise UserError(f"batch_size is {config.batch_size}: it must be at most {_MOST_IMAGES}")
     if config.seed < 0:

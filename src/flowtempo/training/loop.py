@@ -14,6 +14,7 @@ import torch
 
 import flowtempo
 from flowtempo.data import ArrayData, load
+from flowtempo.errors import UserError
 from flowtempo.models import build
 from flowtempo.runtime import Runtime
 from flowtempo.training import checkpoint
@@ -24,6 +25,7 @@ from flowtempo.training.ema import EMA, initial_weight
 from flowtempo.training.interrupt import Interrupts
 from flowtempo.training.lock import FolderLock
 from flowtempo.training.optimizer import build_optimizer
+from flowtempo.training.probing import ProbeSet, drop_later, probe_path, probe_record, share_of
 from flowtempo.training.records import Records, strict
 from flowtempo.training.run import CHECKPOINTS, CONFIG, check_match
 from flowtempo.training.start import check_folder, checkpoint_to_resume, resolve
@@ -31,6 +33,8 @@ from flowtempo.training.step import TrainStep
 from flowtempo.training.validate import Reference
 
 Record = dict[str, Any]
+# Of a probe during training, which must not take longer than the training.
+_PROBE_TIMES = 17
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,10 @@ class _Trainer:
         reference_data = data if config.reference_data is None else load(config.reference_data)
         check_match(folder, data.shape, data.num_classes, reference_data)
         self.reference = Reference(reference_data, config.reference_count)
+        self.probed: ProbeSet | None = None
+        if config.probe_every is not None:
+            count = min(config.probe_images, len(reference_data))
+            self.probed = ProbeSet(reference_data, count, trained_on=data)
 
         self.model = build(config.model, data.shape, data.num_classes, seed=config.seed)
         self.model = self.model.to(runtime.device)
@@ -158,6 +166,7 @@ class _Trainer:
             self.folder.mkdir(parents=True, exist_ok=True)
             save_config(self.config, self.folder / CONFIG)
             checkpoint.prune(self.folder / CHECKPOINTS, self.config.keep_checkpoints)
+            drop_later(self.folder, self.done)
             # A run that was stopped before its first checkpoint begins anew: none of its lines stay.
             kept = (self.done or -1) if resume else None
             self.records = Records(self.folder, keep=kept)
@@ -186,14 +195,17 @@ class _Trainer:
             # Processes must stop at the same step: one can look after each, several agree when they log.
             stop = (read or self.runtime.world_size == 1) and self._stop(interrupts)
             refer = last or self.done % config.reference_every == 0
+            probe = config.probe_every is not None and (last or self.done % config.probe_every == 0)
             save = last or stop or self.done % config.checkpoint_every == 0
-            if read or refer or save:
+            if read or refer or probe or save:
                 means = self.step.meters.read() if read else None
                 self.seconds += time.perf_counter() - mark
                 if means is not None:
                     self._write(self._train_record(means, lr))
                 if refer:
                     self._reference()
+                if probe:
+                    self._probe()
                 if save:
                     self._save()
                 mark = time.perf_counter()
@@ -242,6 +254,25 @@ class _Trainer:
             result = self.reference.loss(model, self.objective, self.runtime)
             self.losses[track] = result.loss
             self._write(result.record(self.done, track))
+
+    def _probe(self) -> None:
+        """Measure the last weights, uncompiled: they are what the gradients of training belong to."""
+        assert self.probed is not None
+        setting = {"run": str(self.folder), "step": self.done, "track": "raw"}
+        share = share_of(self.runtime)
+        try:
+            probe = self.probed.probe(
+                self.model, self.objective, times=_PROBE_TIMES, share=share, setting=setting
+            )
+        except UserError as error:
+            # Training goes on as it would without the probe, which has no curves of a model that diverged.
+            self._write(
+                {"kind": "probe", "step": self.done, "track": "raw", "path": None, "error": str(error)}
+            )
+            return
+        if self.runtime.is_main:
+            probe.save(probe_path(self.folder, self.done))
+        self._write(probe_record(probe, self.objective, self.done, "raw"))
 
     def _save(self) -> None:
         optimizer = {

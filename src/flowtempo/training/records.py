@@ -67,7 +67,7 @@ def strict(value: Any) -> Any:
 def _scalars(record: dict[str, Any]) -> list[tuple[str, float]]:
     kind = record["kind"]
     prefix = f"{kind}/{record['track']}" if "track" in record else kind
-    if kind not in ("train", "reference"):
+    if kind not in ("train", "reference", "probe"):
         return []
     pairs = [
         (f"{prefix}/{key}", float(value))

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from flowtempo.data import ArrayData
 from flowtempo.errors import UserError
 from flowtempo.models import SiT, build
 from flowtempo.objectives import Objective
 from flowtempo.training import checkpoint
+from flowtempo.training.checkpoint import Checkpoint
 from flowtempo.training.config import TrainConfig, load_config
 
 CONFIG = "config.yaml"
@@ -91,12 +93,12 @@ def load_run(
     if not folder.is_dir():
         raise UserError(f"{folder}: no such run folder")
     config = load_config(folder / CONFIG)
-    found = checkpoint.find(folder / CHECKPOINTS, step)
+    found, weights = _weights(folder / CHECKPOINTS, step, track)
     channels, height, width = found.state["data"]["shape"]
     shape, num_classes = (channels, height, width), found.state["num_classes"]
     model = build(config.model, shape, num_classes)
     try:
-        model.load_state_dict(found.weights(track))
+        model.load_state_dict(weights)
     except RuntimeError as error:
         raise UserError(
             f"{found.folder / checkpoint.WEIGHTS[track]}: its weights are not those of the model "
@@ -104,6 +106,26 @@ def load_run(
         ) from error
     model = model.to(device).eval().requires_grad_(False)
     return LoadedRun(folder, found.step, track, config, model, shape, num_classes, found.state["data"])
+
+
+def newest_step(run_folder: str | Path) -> int:
+    """The step of a run's newest checkpoint.
+
+    Raises:
+        UserError: There is none.
+    """
+    return checkpoint.find(Path(run_folder) / CHECKPOINTS).step
+
+
+def _weights(checkpoints: Path, step: int | None, track: Track) -> tuple[Checkpoint, dict[str, Tensor]]:
+    found = checkpoint.find(checkpoints, step)
+    try:
+        return found, found.weights(track)
+    except UserError:
+        # A run that is being trained may have removed what was its newest checkpoint a moment ago.
+        if step is not None or checkpoint.find(checkpoints).step == found.step:
+            raise
+        return _weights(checkpoints, step, track)
 
 
 def check_match(run: Path, shape: tuple[int, int, int], num_classes: int, data: ArrayData) -> None:

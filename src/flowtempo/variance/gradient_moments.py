@@ -50,9 +50,11 @@ class Moments:
         """Curves of a group, or of all for None, and their standard errors.
 
         |E g|^2 is estimated without bias by (|sum g|^2 - sum |g|^2) / (N (N - 1)), the mean of <g_i, g_j>
-        over distinct samples; where that is negative its root counts as 0. The root's error follows from that
-        of the square, |E g|^2 +- s, as sqrt(|E g|^2 + s) - |E g|: near zero the jackknife of a root that is
-        cut off says nothing.
+        over distinct samples; where that is negative its root counts as 0. Its variance is the jackknife's,
+        but where E g vanishes that is the square of a small number by chance. So it is at least the variance
+        of the products of pairs of blocks over their number, as if pairs were independent, which is exact
+        there and too little elsewhere. The root's error follows from that of the square, |E g|^2 +- s, as
+        sqrt(|E g|^2 + s) - |E g|.
         """
         squares = self.squares.sum(2) if group is None else self.squares[:, :, group]
         products = self.products.sum(1) if group is None else self.products[:, group]
@@ -63,12 +65,16 @@ class Moments:
         left_out = (rows.sum(1)[:, None] - 2 * rows + own) - (total[:, None] - squares)
         left = count - self.sizes
         square = _curve((rows.sum(1) - total) / (count * (count - 1)), (left_out / (left * (left - 1))).T)
+        each = products / torch.outer(self.sizes, self.sizes)
+        first, other = torch.triu_indices(len(self.sizes), len(self.sizes), offset=1)
+        pairs = each[:, first, other]
+        error = torch.maximum(square.stderr, (pairs.var(1) / pairs.shape[1]).sqrt())
         spread = second - square
         norm = _curve(square.mean.clamp(min=0).sqrt(), square.without.clamp(min=0).sqrt())
         return {
             "gradient_second_moment": (second, second.stderr),
             "gradient_variance": (spread, spread.stderr),
-            "gradient_norm": (norm, (norm.mean.square() + square.stderr).sqrt() - norm.mean),
+            "gradient_norm": (norm, (norm.mean.square() + error).sqrt() - norm.mean),
         }
 
     def _mean(self, sums: Tensor) -> Jackknifed:
