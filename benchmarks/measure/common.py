@@ -85,7 +85,12 @@ def trained(data: ArrayData, size: str, moments: Sequence[int], seed: int) -> It
     model = build(ModelConfig(size=size), data.shape, 0, seed=seed)
     runtime = Runtime()
     step = TrainStep(
-        model, build_optimizer(config.optimizer, model), EMA(model, config.ema_decay), OBJECTIVE, config, runtime
+        model,
+        build_optimizer(config.optimizer, model),
+        EMA(model, config.ema_decay),
+        OBJECTIVE,
+        config,
+        runtime,
     )
     batches = Batches(data, Proposal(Uniform()), batch_size=BATCH, seed=seed)
     for done, batch in enumerate(batches.iterate(0, config.steps), 1):

@@ -1,7 +1,7 @@
 """The paper's curve: M = 200 data, K = 500 noises, d = 4,096, 131 times on the linear path.
 
-Three ways on the same cores and the same noises: the published formula evaluated directly (for each noise a
-`cdist`, a softmax and a product), our quadratic form, and our tower form, the latter two with standard errors.
+Three ways on the same cores and the same noises: the published formula evaluated directly (for each noise
+a `cdist`, a softmax and a product), our quadratic form, and our tower form, these two with standard errors.
 The direct evaluation is timed at every 16th time and scaled to 131, for it costs the same at each.
 """
 

@@ -57,7 +57,7 @@ def test_missing_files_are_named(capsys, tmp_path):
 def test_unknown_recipe_lists_the_shipped_ones(capsys, tmp_path):
     err = error_line(capsys, "train", "fashion", "--run", str(tmp_path / "r"))
     assert "fashion: no such recipe" in err
-    assert "digits, fashion-mnist" in err
+    assert "digits, emoji, fashion-mnist" in err
 
 
 @pytest.mark.parametrize(

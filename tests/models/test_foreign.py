@@ -226,11 +226,12 @@ def test_what_does_not_fit_is_named(saved, tmp_path):
 
 
 @needs_diffusers
-def test_weights_that_are_missing_are_not_made_up(saved, tmp_path):
+def test_weights_that_are_missing_are_not_made_up(saved, tmp_path, caplog):
     whole = saved / "SD3Transformer2DModel"
     (tmp_path / "config.json").write_text((whole / "config.json").read_text())
     with pytest.raises(UserError, match=f"{tmp_path}: cannot be loaded"):
         load_transformer(tmp_path, conditions_of(saved), SHAPE)
+    assert not caplog.records
     from safetensors.torch import load_file
 
     file = "diffusion_pytorch_model.safetensors"

@@ -11,6 +11,7 @@ from types import FrameType
 
 from flowtempo.cli.console import console
 from flowtempo.runtime import Runtime
+from flowtempo.training.probing import share_of
 from flowtempo.variance.share import Share
 
 
@@ -27,9 +28,7 @@ def shared_work() -> Iterator[Share]:
             return
         runtime = Runtime()
         console.quiet = runtime.rank > 0
-        yield Share(
-            runtime.rank, runtime.world_size, lambda tensor: runtime.sum(tensor.to(runtime.device)).cpu()
-        )
+        yield share_of(runtime)
         runtime.barrier()
         runtime.close()
     finally:

@@ -7,10 +7,9 @@ by row, so that it is one index for whoever calls the model.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
-import io
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,14 +168,18 @@ def _family(name: str, where: str) -> _Family:
 
 
 def _load(kind: Any, folder: str | Path) -> Any:
+    logger = logging.getLogger("diffusers")
+    level = logger.level
+    # It logs what is raised below, over many lines.
+    logger.setLevel(logging.CRITICAL)
     try:
-        # diffusers warns of what is raised below, over many lines.
-        with contextlib.redirect_stderr(io.StringIO()):
-            network, told = kind.from_pretrained(
-                str(folder), local_files_only=True, use_safetensors=True, output_loading_info=True
-            )
+        network, told = kind.from_pretrained(
+            str(folder), local_files_only=True, use_safetensors=True, output_loading_info=True
+        )
     except Exception as error:  # whatever diffusers, safetensors and the model's constructor raise
         raise UserError(f"{folder}: cannot be loaded: {' '.join(str(error).split())[:300]}") from error
+    finally:
+        logger.setLevel(level)
     # Weights that are missing would be random numbers.
     for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if told.get(problem):

@@ -18,13 +18,11 @@ from flowtempo.objectives import Objective
 from flowtempo.runtime import Runtime
 from flowtempo.variance import Probe, Share
 from flowtempo.variance import probe as measure
-from flowtempo.variance.probe import probe_times
+from flowtempo.variance.probe import MIN_SAMPLES, probe_times
 
 PROBES = "probes"
 _SEED = 0
 _CHUNK = 1024
-# The fewest that standard errors can be had from.
-_LEAST = 8
 
 
 class ProbeSet:
@@ -51,9 +49,9 @@ class ProbeSet:
         trained_on: ArrayData | None,
         condition: Tensor | None = None,
     ) -> None:
-        if not _LEAST <= count <= len(data):
+        if not MIN_SAMPLES <= count <= len(data):
             raise UserError(
-                f"{count} images to probe: there must be {_LEAST} to {len(data)}, the number of images of "
+                f"{count} images to probe: there must be {MIN_SAMPLES} to {len(data)}, the number of images of "
                 f"{data.name}"
             )
         self.data = data

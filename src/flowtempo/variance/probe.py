@@ -24,7 +24,7 @@ GRADIENTS: tuple[Quantity, ...] = ("gradient_second_moment", "gradient_variance"
 LOSSES: tuple[Quantity, ...] = ("loss", "loss_second_moment")
 
 _TIMES = 33
-_MIN_COUNT = 8
+MIN_SAMPLES = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,8 +174,8 @@ def probe(
     share = share or Share()
     t = probe_times(_TIMES) if t is None else t.detach().cpu().double()
     log_snr = _check_times(t, objective)
-    if count < _MIN_COUNT or batch_size < 1:
-        raise UserError(f"{count} images in batches of {batch_size}: use at least {_MIN_COUNT} and 1")
+    if count < MIN_SAMPLES or batch_size < 1:
+        raise UserError(f"{count} images in batches of {batch_size}: use at least {MIN_SAMPLES} and 1")
     with evaluating(model):
         takes = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
         engine = SampleGradients(model, Losses(objective, takes), parameters)
