@@ -1,14 +1,14 @@
 """How far the designed density is from the true one, by number of data points and of noises.
 
-Rule `paper` on the linear path, without a floor, for data whose least mean squared error is known: Gaussians with
-a power-law spectrum in 16 and 256 dimensions, and a mixture of two Gaussians. The error is the Wasserstein-1
-distance in t. It is measured for the published in-sample estimate at M points and K noises that all points
-share, and for both edges of the bracket of the same points, whose noises (16 for each block of points) are not
-K. Seeds 0 to 4: fresh data and noises for each.
+Rule `paper` on the linear path, without a floor, for data whose least mean squared error is known:
+Gaussians with a power-law spectrum in 16 and 256 dimensions, and a mixture of two Gaussians. The error
+is the Wasserstein-1 distance in t. It is measured for the published in-sample estimate at M points and K
+noises that all points share, and for both edges of the bracket of the same points, whose noises (16 for
+each block of points) are not K. Seeds 0 to 4: fresh data and noises for each.
 
-Up to 200 points the in-sample estimate is the published expression with all points as queries. Above, where that
-takes minutes, it is the tower form of it, which has the same expectation, with at most 500 queries; the bracket
-takes at most 512.
+Up to 200 points the in-sample estimate is the published expression with all points as queries. Above,
+where that takes minutes, it is the tower form of it, which has the same expectation, with at most 500
+queries; the bracket takes at most 512.
 """
 
 from __future__ import annotations

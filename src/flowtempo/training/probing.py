@@ -51,8 +51,8 @@ class ProbeSet:
     ) -> None:
         if not MIN_SAMPLES <= count <= len(data):
             raise UserError(
-                f"{count} images to probe: there must be {MIN_SAMPLES} to {len(data)}, the number of images of "
-                f"{data.name}"
+                f"{count} images to probe: there must be {MIN_SAMPLES} to {len(data)}, the number of images"
+                f" of {data.name}"
             )
         self.data = data
         self.indices = randomness.permutation(_SEED, "probe images", 0, len(data))[:count]
