@@ -49,7 +49,7 @@ bench-demo: install   ## what `make demo` measures, kept in benchmarks/results
 bench-fashion-mnist: install   ## the README's Fashion-MNIST run (about 10 minutes on 2 cores)
 	$(BIN)/python benchmarks/fashion_mnist.py
 
-MEASURED := paper scale growth coverage reduction spectral gradient_cost design_error fits prediction
+MEASURED := paper fashion_mnist scale growth coverage reduction spectral gradient_cost design_error fits prediction
 bench-measure: install   ## the measuring engine against its floors, the paper and the truth (about 40 minutes)
 	for name in $(MEASURED); do $(BIN)/python benchmarks/measure/$$name.py || exit 1; done
 

@@ -37,7 +37,7 @@ SIZES = {
     "fashion_mnist": ("micro/4", "tiny/4"),
     "emoji": ("micro/4", "tiny/4"),
 }
-MOMENTS = [2, 3, 4] if QUICK else [50, 200, 800]
+MOMENTS = [2, 3, 4] if QUICK else [50, 150, 500]
 
 
 def predictors(bracket: Bracket, probe: Probe) -> dict[str, Tensor]:

@@ -1,6 +1,5 @@
 """`flowtempo measure` as a person uses it: stopped, resumed, in several processes, on odd data."""
 
-import json
 import os
 import signal
 import socket
@@ -22,8 +21,8 @@ def latents(tmp_path_factory):
     """Enough work for some seconds."""
     path = tmp_path_factory.mktemp("data") / "latents.npy"
     draw = np.random.Generator(np.random.Philox(key=0))
-    images = draw.standard_normal((1500, 4, 8, 8), dtype=np.float32)
-    images *= 1 + draw.integers(0, 2, (1500, 1, 1, 1), dtype=np.int64).astype(np.float32)
+    images = draw.standard_normal((1000, 4, 8, 8), dtype=np.float32)
+    images *= 1 + draw.integers(0, 2, (1000, 1, 1, 1), dtype=np.int64).astype(np.float32)
     np.save(path, images)
     return path
 
@@ -35,11 +34,9 @@ def start(*words, **environment):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A suite that runs in the background ignores SIGINT, and what it starts would too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-
-
-def content(path):
-    return json.loads(path.read_text())
 
 
 def curves(path):

@@ -20,7 +20,7 @@ EXAMPLES = """
   flowtempo design profile.json --interpolant trigonometric --edge lower
   flowtempo design profile.json --by_class
   flowtempo design probe.json --rule importance
-  flowtempo design probe.json --rule neyman --group blocks
+  flowtempo design probe.json --rule neyman --group blocks.0
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,15 @@ from flowtempo.errors import UserError
 from flowtempo.interpolants import Interpolant
 from flowtempo.interpolants import interpolant as interpolant_named
 from flowtempo.predictions import Prediction
-from flowtempo.variance import Bracket, Probe, measure_by_class, measure_groups, verdict, with_denoiser
+from flowtempo.variance import (
+    Bracket,
+    Probe,
+    VarianceProfile,
+    measure_by_class,
+    measure_groups,
+    verdict,
+    with_denoiser,
+)
 from flowtempo.variance.bracket import DEFAULT_TARGET
 from flowtempo.variance.share import Share
 
@@ -70,6 +79,7 @@ def measure(
     """
     check_distinct(data=data.path, output=output, plot=plot, denoiser=denoiser)
     path = interpolant_named(interpolant)
+    error = None if denoiser is None else _denoising_error(denoiser, by_class)
     with shared_work() as part:
         with progress_bar("read") as read:
             buckets = load_buckets(data, read)
@@ -85,21 +95,24 @@ def measure(
         )
     if part.rank > 0:
         return
-    if denoiser is not None:
-        bracket = _add_denoiser(bracket, denoiser)
+    plain = bracket
+    if error is not None:
+        bracket = with_denoiser(bracket, error)
     bracket.save(output)
     for left in Path(output).resolve().parent.glob(f"{glob.escape(Path(output).name)}.partial*"):
         left.unlink()
     print_bracket(bracket, path, prediction)
     for line in verdict(bracket, path):
         say(line)
+    if error is not None:
+        say(_told_of_denoiser(plain, bracket, path))
     say(f"profile: {output}")
     if plot is not None:
         from flowtempo.report import save_profile_png
 
         save_profile_png(Path(output), Path(plot))
         say(f"plot: {plot}")
-    say(f"next: flowtempo design {output}")
+    say(f"next: flowtempo design {output}{' --by-class' if by_class else ''}")
 
 
 def measure_images(
@@ -138,17 +151,40 @@ def measure_images(
     labels = torch.from_numpy(images.labels)
     with progress_bar("measure by class") as progress:
         given = measure_by_class(images, labels, data=images.describe(), progress=progress, **options)
-    return Bracket(bracket.lower, bracket.upper, bracket.candidates, given)
+    # A denoiser that ignores the label is a denoiser too: its error bounds the variance with the label known.
+    # Without a seed its blocks are not taken for those of the classes.
+    ignoring = replace(
+        bracket.upper, quantity="class_posterior_variance", method="any without label", counts={}
+    )
+    return replace(bracket, by_class=with_denoiser(given, ignoring))
 
 
-def _add_denoiser(bracket: Bracket, path: str) -> Bracket:
+def _denoising_error(path: str, by_class: bool) -> VarianceProfile:
     error = Probe.load(path).denoiser
     if error is None:
         raise UserError(
             f"{path}: holds no denoising error of held-out images: probe images that the run was not"
             " trained on"
         )
-    return with_denoiser(bracket, error)
+    if error.quantity == "class_posterior_variance" and not by_class:
+        raise UserError(
+            f"{path}: its model was given labels, so that its error bounds the variance with the label known:"
+            " add --by-class"
+        )
+    return error
+
+
+def _told_of_denoiser(before: Bracket, after: Bracket, path: Interpolant) -> str:
+    if after.by_class is not None and before.by_class is not None:
+        before, after = before.by_class, after.by_class
+    lower = after.upper.mean < before.upper.mean
+    if not bool(lower.any()):
+        return "The denoiser lowers the upper edge nowhere: its error is not below the other bounds."
+    t = path.time(after.upper.log_snr[lower])
+    return (
+        f"The denoiser lowers the upper edge at {int(lower.sum())} of {len(lower)} log-SNRs, between"
+        f" t = {float(t[0]):.3g} and {float(t[-1]):.3g}."
+    )
 
 
 def print_bracket(bracket: Bracket, path: Interpolant, prediction: Prediction) -> None:
@@ -160,18 +196,18 @@ def print_bracket(bracket: Bracket, path: Interpolant, prediction: Prediction) -
     curves = [variance_curve(edge, path, prediction, t).mean.tolist() for edge in (lower, upper)]
     columns = [("lower edge", lower), ("upper edge", upper)]
     if bracket.by_class is not None:
-        columns.append(("by class", bracket.by_class.upper))
+        columns.append(("by class, upper", bracket.by_class.upper))
     rows = []
     for index, log_snr in enumerate(grid.tolist()):
         cells = []
         for _, edge in columns:
             mean, stderr = (float(value) / scale for value in edge.at(grid[index]))
-            cells.append(_short(mean, 4) if mean < _NOTHING else f"{mean:.4g}±{stderr:.2g}")
+            cells.append(_short(mean, 3) if mean < _NOTHING else f"{mean:.3g}±{stderr:.1g}")
         spread = f"{_short(curves[0][index], 2)} to {_short(curves[1][index], 2)}"
         rows.append([f"{log_snr:+.1f}", f"{float(t[index]):.3g}", *cells, spread])
     table(
         f"posterior variance per dimension, relative to E|x1|^2/d = {scale:.4g} ({lower.dim:,} dimensions), "
-        f"and the variance of the {prediction} target on the {path.name} path",
+        f"and, in the data's units, the variance of the {prediction} target on the {path.name} path",
         ["log-SNR", "t", *(name for name, _ in columns), "target variance"],
         rows,
     )
