@@ -28,7 +28,7 @@ from flowtempo.design import design
 from flowtempo.report import style
 from flowtempo.variance import VarianceProfile, in_sample, measure
 
-POINTS, NOISES, SEEDS = ((50, 100), (10, 50), 2) if QUICK else ((50, 200, 1000, 5000), (10, 100, 500), 5)
+POINTS, NOISES, SEEDS = ((50, 100), (10, 50), 2) if QUICK else ((50, 200, 1000), (10, 100, 500), 5)
 LOG_SNR = torch.linspace(-12, 12, 9 if QUICK else 25, dtype=torch.float64)
 FINE = torch.linspace(-14, 14, 561, dtype=torch.float64)
 PUBLISHED_UP_TO, QUERIES, BRACKET_QUERIES = 200, 500, 512

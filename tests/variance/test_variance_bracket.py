@@ -210,6 +210,7 @@ def test_odd_data_gives_an_honest_bracket(x):
     ("options", "told"),
     [
         ({"noises": 0}, "noises"),
+        ({"noises": 10**9}, "more than enough"),
         ({"queries": 3}, "queries = 3"),
         ({"queries": 61}, "queries = 61"),
         ({"log_snr": torch.tensor([1.0, 1.0])}, "increasing"),

@@ -202,9 +202,11 @@ def print_bracket(bracket: Bracket, path: Interpolant, prediction: Prediction) -
         cells = []
         for _, edge in columns:
             mean, stderr = (float(value) / scale for value in edge.at(grid[index]))
-            cells.append(_short(mean, 3) if mean < _NOTHING else f"{mean:.3g}±{stderr:.1g}")
+            cells.append(
+                _short(mean, 3) if mean < _NOTHING else f"{_short(mean, 3)}±{stderr:.1g}".replace("e-0", "e-")
+            )
         spread = f"{_short(curves[0][index], 2)} to {_short(curves[1][index], 2)}"
-        rows.append([f"{log_snr:+.1f}", f"{float(t[index]):.3g}", *cells, spread])
+        rows.append([f"{log_snr:+.1f}", f"{float(t[index]):.2g}", *cells, spread])
     table(
         f"posterior variance per dimension, relative to E|x1|^2/d = {scale:.4g} ({lower.dim:,} dimensions), "
         f"and, in the data's units, the variance of the {prediction} target on the {path.name} path",

@@ -34,6 +34,7 @@ DEFAULT_TARGET = 0.005
 
 # A first look with so many queries decides where more are worth it; each round then doubles them.
 _FIRST, _MOST = 64, 4096
+_MOST_NOISES = 4096
 # Pairs of a query and a noise that leave-one-out aims at when the data has fewer points.
 _PAIRS = 1024
 # Leave-one-out is given up where it is behind the linear bound by so many standard errors.
@@ -163,7 +164,8 @@ def measure(
     """
     grid = check_log_snr(log_snr)
     points = prepare(x, seed=seed)
-    check_count("noises", noises)
+    if check_count("noises", noises) > _MOST_NOISES:
+        raise UserError(f"noises = {noises}: {_MOST_NOISES:,} for each block of queries are more than enough")
     check_target(target_stderr)
     most = check_queries(min(points.count, _MOST) if queries is None else queries, points)
     pairs = max(1, min(noises, _PAIRS // most))
