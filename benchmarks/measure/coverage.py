@@ -7,7 +7,7 @@ noises. The expectation at this M and K is the mean over all 500, whose own erro
 from __future__ import annotations
 
 import torch
-from outcome import QUICK, finish
+from ending import QUICK, finish
 
 from flowtempo.variance import in_sample
 

@@ -6,7 +6,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from outcome import QUICK, finish
+from ending import QUICK, RESULTS, finish
 
 from flowtempo.cli.main import main
 from flowtempo.variance import Bracket
@@ -15,7 +15,8 @@ from flowtempo.variance.bracket import gaussian_shape
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "profile.json"
-        words = ["--data.limit", "1000"] if QUICK else []
+        picture = str(RESULTS / "measure_fashion_mnist.png")
+        words = ["--data.limit", "1000"] if QUICK else ["--plot", picture]
         start = time.perf_counter()
         if status := main(["measure", "fashion-mnist", "--output", str(output), *words]):
             raise SystemExit(status)

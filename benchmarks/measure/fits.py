@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 from common import PICTURES, halved, pictures, print_table, probed, trained
-from outcome import QUICK, finish
+from ending import QUICK, finish
 
 from flowtempo.data import ArrayData
 from flowtempo.design import Design, design

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import torch
+from ending import QUICK, RESULTS, finish
 from matplotlib import pyplot
-from outcome import QUICK, RESULTS, finish
 
 from flowtempo.variance import in_sample, leave_one_out, spectral
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 import torch
-from outcome import QUICK, finish
+from ending import QUICK, finish
 from torch import Tensor
 
 from flowtempo.interpolants import interpolant

@@ -5,10 +5,10 @@ gradients probed on test images. Predictors of E|g|^2 and Var g over t on the li
 variance from either edge of the bracket, the loss, the root of its second moment, and the Gaussian with
 the data's second moment.
 
-Rank correlation: Spearman's, over 99 even times. Efficiency: the variance of the gradient under the
-proposal that each would make for a uniform objective (proportional to the root of the predictor; the
-second moments themselves for the loss's root), the least possible over it: integral(E|g|^2 / q) against
-integral(sqrt(E|g|^2))^2. The intervals are bootstraps over the blocks of probed images.
+Rank correlation: Spearman's, over 99 even times. Efficiency: the least possible variance of the gradient,
+integral(sqrt(E|g|^2))^2, over that under the proposal proportional to the root of the predictor (5% uniform
+mixed in), integral(E|g|^2 / q), for a uniform objective. The intervals are bootstraps over the blocks of
+probed images, of the gradient alone: they leave out that the losses come from the same images.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import replace
 
 import torch
 from common import PICTURES, pictures, print_table, probed, trained
+from ending import QUICK, RESULTS, finish
 from matplotlib import pyplot
-from outcome import QUICK, RESULTS, finish
 from torch import Tensor
 
 from flowtempo.design import variance_curve

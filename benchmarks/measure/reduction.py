@@ -6,7 +6,7 @@ Ratios of variances, plain over reduced (more than 1 is a gain), on Gaussian dat
 from __future__ import annotations
 
 import torch
-from outcome import QUICK, finish
+from ending import QUICK, finish
 from torch import Tensor
 
 from flowtempo.variance.bracket import _controlled

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from outcome import QUICK, finish
+from ending import QUICK, finish
 
 from flowtempo.variance import Bracket, measure
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from outcome import QUICK, finish
+from ending import QUICK, finish
 from torch import Tensor
 
 from flowtempo.data import DataConfig, load
