@@ -226,14 +226,15 @@ def test_shared_noises_have_their_own_error(form, rng):
     run = leave_one_out_estimate if form == "leave_one_out" else partial(in_sample_estimate, form=form)
     grid = torch.tensor([-3.0, 0.0, 2.0], dtype=torch.float64)
     means, variances = [], []
-    for _ in range(120):
+    for _ in range(60):
         noises = torch.randn(8, 2, generator=rng, dtype=torch.float64)
         estimate = run(points, 100, grid, noises, seed=0)
         means.append(estimate.value.mean(0))
         variances.append(estimate.noise_variance)
     ratio = torch.stack(variances).mean(0) / torch.stack(means).var(0)
-    assert float(ratio.min()) > 0.65, ratio
-    assert float(ratio.max()) < 1.5, ratio
+    # 60 repetitions know a variance to 18%.
+    assert float(ratio.min()) > 0.6, ratio
+    assert float(ratio.max()) < 1.7, ratio
 
 
 def test_seeds_decide_everything(rng):
