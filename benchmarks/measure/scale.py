@@ -74,7 +74,7 @@ if __name__ == "__main__":
     }
     print({key: f"{value / 1e9:.1f} G/s" for key, value in rates.items()}, flush=True)
     # Equal to the eigenvectors of a half's covariance, which the linear denoiser takes for both halves.
-    square = torch.randn(DIM, 2 * DIM, dtype=torch.float64)
+    square = torch.randn(DIM, 2 * DIM)
     square = square @ square.T
     start = time.perf_counter()
     torch.linalg.eigh(square)
