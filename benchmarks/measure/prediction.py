@@ -2,8 +2,8 @@
 
 Three data sets, models of two sizes, three moments of training with uniform times (one seed; batch 64),
 gradients probed on test images. Predictors of E|g|^2 and Var g over t on the linear path: the target
-variance from either edge of the bracket, the loss, the root of its second moment, and the Gaussian with
-the data's second moment.
+variance from either edge of the bracket, the loss, the root of its second moment, and the
+Gaussian with the data's second moment.
 
 Rank correlation: Spearman's, over 99 even times. Efficiency: the least possible variance of the gradient,
 integral(sqrt(E|g|^2))^2, over that under the proposal proportional to the root of the predictor (5% uniform
@@ -14,16 +14,18 @@ probed images, of the gradient alone: they leave out that the losses come from t
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import fmean
+from typing import Any
 
 import torch
 from common import PICTURES, pictures, print_table, probed, trained
 from ending import QUICK, RESULTS, finish
-from matplotlib import pyplot
 from torch import Tensor
 
 from flowtempo.design import variance_curve
 from flowtempo.design.bootstrap import resampled
 from flowtempo.interpolants import Linear
+from flowtempo.report import style
 from flowtempo.variance import Bracket, Probe, measure
 from flowtempo.variance.bracket import gaussian_shape
 from flowtempo.variance.compare import spearman
@@ -81,54 +83,59 @@ def judged(bracket: Bracket, probe: Probe) -> dict[str, object]:
     return found
 
 
-def draw(figure_rows: list[tuple[str, list[tuple[int, dict[str, Tensor], Tensor]]]]) -> None:
-    figure, axes = pyplot.subplots(
-        len(figure_rows),
-        len(MOMENTS),
-        figsize=(10, 2.1 * len(figure_rows)),
-        sharex=True,
-        layout="constrained",
-    )
-    for panels, (name, moments) in zip(axes, figure_rows, strict=True):
-        for panel, (step, curves, truth) in zip(panels, moments, strict=True):
+def draw(results: list[dict[str, Any]]) -> None:
+    models = list(dict.fromkeys((each["data"], each["size"]) for each in results))
+    with style.styled():
+        figure = style.new_figure(10, 2.1 * len(models))
+        axes = figure.subplots(len(models), len(MOMENTS), sharex=True)
+        for index, each in enumerate(results):
+            panel = axes[divmod(index, len(MOMENTS))]
+            truth = torch.tensor(each["second_moment"])
             panel.semilogy(T, truth / truth.mean(), "k", linewidth=2, label="measured E|g|²")
-            for label, curve in curves.items():
-                panel.semilogy(T, (curve / curve.mean()).clamp(min=1e-2), linewidth=1, label=label)
-            panel.set_title(f"{name}, step {step}", fontsize=9)
-            panel.set_ylim(0.05, 20)
-    for panel in axes[-1]:
-        panel.set_xlabel("t")
-    axes[0, 0].legend(fontsize=6)
-    figure.supylabel("relative to its mean over t")
-    figure.savefig(RESULTS / "measure_prediction.png", dpi=100)
+            for number, (name, values) in enumerate(each["curves"].items()):
+                curve = torch.tensor(values)
+                panel.semilogy(T, curve / curve.mean(), label=name, **style.line(number))
+            panel.set_title(f"{each['data']} {each['size']}, step {each['step']}", fontsize=9)
+            panel.set_ylim(1e-3, 20)
+        for panel in axes[-1]:
+            panel.set_xlabel("t")
+        axes[len(models) // 2, 0].set_ylabel("relative to its mean over t")
+        style.legend(figure, axes[0, 0], columns=4)
+        style.to_png(figure, RESULTS / "measure_prediction.png")
+
+
+def judged_model(name: str, size: str, step: int, bracket: Bracket, probe: Probe) -> dict[str, Any]:
+    moment = probe.profiles["gradient_second_moment"].at(Linear().log_snr(T))[0]
+    curves = predictors(bracket, probe)
+    return {
+        "data": name,
+        "size": size,
+        "step": step,
+        "predictors": judged(bracket, probe),
+        "second_moment": moment.tolist(),
+        "curves": {key: curve.tolist() for key, curve in curves.items()},
+    }
 
 
 if __name__ == "__main__":
-    results: list[dict[str, object]] = []
-    pictured = []
+    results: list[dict[str, Any]] = []
     for name in PICTURES:
         data, held_out = pictures(name, limit=LIMIT), pictures(name, "test")
         if data is None or held_out is None:
             continue
         bracket = measure(data, target_stderr=0.01)
         for size in SIZES[name]:
-            shown = []
             for step, model in trained(data, size, MOMENTS, seed=0):
                 probe = probed(model, held_out, IMAGES, probe_times(TIMES), seed=0)
-                results.append(
-                    {"data": name, "size": size, "step": step, "predictors": judged(bracket, probe)}
-                )
-                truth = probe.profiles["gradient_second_moment"].at(Linear().log_snr(T))[0]
-                shown.append((step, predictors(bracket, probe), truth))
+                results.append(judged_model(name, size, step, bracket, probe))
                 print(f"{name} {size} step {step}: done", flush=True)
-            pictured.append((f"{name} {size}", shown))
-    names = list(results[0]["predictors"])  # type: ignore[call-overload]
+    names = list(results[0]["predictors"])
     rows = []
     for each in results:
         found = each["predictors"]
         cells = [
-            (f"{found[key]['rank_correlation']:+.2f} " if key != "uniform" else "")  # type: ignore[index]
-            + f"({found[key]['efficiency']:.2f})"  # type: ignore[index]
+            (f"{found[key]['rank_correlation']:+.2f} " if key != "uniform" else "")
+            + f"({found[key]['efficiency']:.2f})"
             for key in names
         ]
         rows.append([f"{each['data']} {each['size']} step {each['step']}", *cells])
@@ -136,18 +143,13 @@ if __name__ == "__main__":
     figures = {}
     for key in names:
         label = key.replace(" ", "_")
-        found = [each["predictors"][key] for each in results]  # type: ignore[index]
-        figures[f"prediction_efficiency_{label}"] = float(
-            torch.tensor([f["efficiency"] for f in found]).mean()
-        )
+        found = [each["predictors"][key] for each in results]
+        figures[f"prediction_efficiency_{label}"] = fmean(f["efficiency"] for f in found)
         if key != "uniform":
-            ranks = torch.tensor([f["rank_correlation"] for f in found])
-            figures[f"prediction_rank_{label}"] = float(ranks.mean())
-    best = max(
-        (key for key in names if key != "uniform"),
-        key=lambda k: figures[f"prediction_rank_{k.replace(' ', '_')}"],
-    )
-    print(f"Over {len(results)} models the best predictor by rank is: {best}.")
+            figures[f"prediction_rank_{label}"] = fmean(f["rank_correlation"] for f in found)
+    for kind in ("rank", "efficiency"):
+        best = max((key for key in figures if f"_{kind}_" in key), key=figures.__getitem__)
+        print(f"Over {len(results)} models, best by mean {kind}: {best.split(f'_{kind}_')[1]}.")
     if not QUICK:
-        draw(pictured)
-    finish("prediction", {"results": results, "images": IMAGES, "seed": 0}, figures)
+        draw(results)
+    finish("prediction", {"t": T.tolist(), "results": results, "images": IMAGES, "seed": 0}, figures)

@@ -16,7 +16,7 @@ from flowtempo.variance.held_out import leave_one_out_estimate
 from flowtempo.variance.linear import spectral_errors
 from flowtempo.variance.points import prepare
 
-REPETITIONS = 10 if QUICK else 50
+REPETITIONS = 10 if QUICK else 200
 LOG_SNR = torch.tensor([-8.0, -6, -4, -3, -2, -1, 0, 1, 2], dtype=torch.float64)
 ESTIMATORS = {"in-sample": in_sample_estimate, "leave-one-out": leave_one_out_estimate}
 

@@ -51,6 +51,8 @@ def test_missing_files_are_named(capsys, tmp_path):
     assert missing in error_line(capsys, "generate", missing)
     assert missing in error_line(capsys, "evaluate", missing)
     assert missing in error_line(capsys, "report", missing)
+    assert missing in error_line(capsys, "report", "--probes", missing)
+    assert "nothing to report" in error_line(capsys, "report")
     assert missing in error_line(capsys, "train", "--run", str(tmp_path / "r"), "--timesteps.target", missing)
 
 

@@ -173,12 +173,18 @@ def test_resuming_a_finished_run_does_nothing(make_config, tmp_path, drawn):
 
 
 def test_second_signal_does_not_wait(make_config, tmp_path):
+    # A shell lets what it starts in the background ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
     def twice(fraction):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt):
-        train(make_config(), tmp_path / "run", progress=twice)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train(make_config(), tmp_path / "run", progress=twice)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module")

@@ -76,8 +76,10 @@ def test_header_says_what_is_optimised_and_where_times_are_drawn(finished):
 
 def test_callback_hears_every_record_and_checkpoint(finished):
     folder, _, told, progress, _ = finished
-    assert [record for record in told if record["kind"] != "checkpoint"] == records(folder)
+    assert [record for record in told if record["kind"] not in ("checkpoint", "begin")] == records(folder)
     assert [record["step"] for record in told if record["kind"] == "checkpoint"] == [4, 8, 10]
+    begun = [record["step"] for record in told if record["kind"] == "begin"]
+    assert begun == [record["step"] for record in records(folder, "reference")][::2]
     assert progress == pytest.approx([k / 10 for k in range(1, 11)])
 
 

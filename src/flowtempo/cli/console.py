@@ -37,11 +37,12 @@ console = _Console(soft_wrap=True, highlight=False)
 
 
 @contextlib.contextmanager
-def progress_bar(description: str) -> Iterator[Callable[[float], None]]:
+def progress_bar(description: str) -> Iterator[Callable[..., None]]:
     """Show a bar with the time left.
 
     Yields:
-        A function to call with the fraction done, 0 to 1.
+        A function to call with the fraction done, 0 to 1 (None: what it was), and if wanted with another
+        description until the next call.
     """
     columns = (
         TextColumn("{task.description}"),
@@ -54,10 +55,10 @@ def progress_bar(description: str) -> Iterator[Callable[[float], None]]:
     progress = Progress(*columns, console=console)
     task = progress.add_task(f"{description:<22}", total=1.0)
 
-    def update(fraction: float) -> None:
+    def update(fraction: float | None, description: str = description) -> None:
         # Not before: a mistake found at the start must not leave a bar at 0% above its message.
         progress.start()
-        progress.update(task, completed=fraction)
+        progress.update(task, completed=fraction, description=f"{description:<22}")
 
     try:
         yield update

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -113,14 +114,24 @@ def print_design(designed: Design) -> None:
     table(
         "nearest logit-normal by rule (t = 1 is data; where t = 1 is noise the mean is of the other sign)",
         ["", "mean", "std", "away in t"],
-        [
-            [f"{rule} (this one)" if rule == designed.rule else rule, *_numbers(fits[rule])]
-            for rule in get_args(Rule)
-            if rule in fits
-        ],
+        [[_names(rules, designed.rule), *_numbers(fits[rules[0]])] for rules in _alike(fits)],
     )
     if (line := _collapse_line(designed)) is not None:
         say(line)
+
+
+def _alike(fits: Mapping[Rule, LogitNormalFit]) -> list[list[Rule]]:
+    """Rules in their usual order, those with the same density together: the bracket has no batch variance
+    beside the second moment, so that `importance` and `neyman` coincide."""
+    groups: dict[LogitNormalFit, list[Rule]] = {}
+    for rule in get_args(Rule):
+        if rule in fits:
+            groups.setdefault(fits[rule], []).append(rule)
+    return list(groups.values())
+
+
+def _names(rules: Sequence[Rule], chosen: str) -> str:
+    return ", ".join(f"{rule} (this one)" if rule == chosen else rule for rule in rules)
 
 
 def _source(designed: Design) -> str:

@@ -91,8 +91,9 @@ def build_parser(
     """Generate a command's parser from its signature and docstring.
 
     A parameter without default is positional or, when keyword-only, a required option; a `list[str]` takes
-    one word or more; a `bool` is a flag; a `TrainConfig` spreads its keys over the command line; everything
-    else becomes `--name VALUE`. `first_word` is what may stand before them all, and is not parsed here.
+    any number of words; a `bool` is a flag; a `TrainConfig` spreads its keys over the command line;
+    everything else becomes `--name VALUE`. `first_word` is what may stand before them all, and is not parsed
+    here.
     """
     documentation = docstring_parser.parse(inspect.getdoc(function) or "")
     described = {parameter.arg_name: parameter.description for parameter in documentation.params}
@@ -132,7 +133,7 @@ def build_parser(
         elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             parser.add_argument(f"--{parameter.name}", required=True, type=hint, help=help_text)
         elif hint == list[str]:
-            parser.add_argument(parameter.name, nargs="+", type=str, help=help_text)
+            parser.add_argument(parameter.name, nargs="*", type=str, default=[], help=help_text)
         else:
             continue
         by_hand.add(parameter.name)
@@ -203,9 +204,7 @@ def _usage(function: Callable[..., Any], name: str, first_word: FirstWord) -> st
                 words.append(f"--{parameter.name} {word}")
             else:
                 words.append(
-                    f"{word.removesuffix('S')} [{word.removesuffix('S')} ...]"
-                    if hints[parameter.name] == list[str]
-                    else word
+                    f"[{word.removesuffix('S')} ...]" if hints[parameter.name] == list[str] else word
                 )
     return " ".join([*words, "[options]"])
 

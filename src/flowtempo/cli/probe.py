@@ -139,6 +139,8 @@ def probe(
         save_probe_png(Path(output), Path(plot))
         say(f"plot: {plot}")
     say(f"next: flowtempo design {output} --rule importance")
+    if measured.denoiser is not None:
+        say(f"or, for a lower upper edge: flowtempo measure DATA --denoiser {output}")
 
 
 def print_probe(measured: Probe, objective: Objective) -> None:

@@ -54,6 +54,8 @@ def run_training(config: TrainConfig, run: str, *, resume: bool, description: st
         def show(record: dict[str, Any]) -> None:
             if record["kind"] == "header":
                 print_header(record)
+            elif record["kind"] == "begin":
+                progress(None, f"{description}: {record['what']}")
 
         return train_run(config, run, resume=resume, progress=progress, callback=show)
 

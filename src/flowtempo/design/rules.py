@@ -147,8 +147,9 @@ class _Maker:
         infinite = ~torch.isfinite(curve)
         if bool(infinite.any()):
             raise UserError(
-                f"the target variance of {self.path.name} is infinite at t = {float(self.t[infinite][0]):g}: "
-                "give low and high that leave it out, for example high = 0.999"
+                f"the variance of the {self.prediction} target on the {self.path.name} path is infinite at "
+                f"t = {float(self.t[infinite][0]):g}: give --low and --high that leave it out, for example "
+                "--high 0.999"
             )
         pdf = self._pdf(curve, rule)
         if not bool(torch.isfinite(pdf).all()):

@@ -94,6 +94,7 @@ def save_probe_png(probe: Path, output: Path, profile: Path | None = None) -> No
             left, right = cell.subplots(1, 2, sharey=True)
             for axes, over in zip((left, right), probes.OVER, strict=True):
                 probes.panel(axes, loaded, lines, over)
+            right.tick_params(labelleft=True)
             left.set_ylabel(label)
             style.legend(cell, left, columns=6)
         style.to_png(figure, output)

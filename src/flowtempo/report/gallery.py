@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from flowtempo.design import Design, design
 from flowtempo.errors import UserError
@@ -81,18 +82,14 @@ def _target_picture(
     )
 
 
-def of_probe(arm: Run, index: int, bracket: Bracket | None) -> list[Figure]:
-    """The last probe of an arm."""
-    if not arm.probes:
-        return []
-    step, file = arm.probes[-1]
+def of_probe(where: str, file: Path, index: int, bracket: Bracket | None) -> list[Figure]:
+    """The figures of one probe; `where` says of which model."""
     probe = Probe.load(file)
     try:
         path, _ = probes.path_of(probe)
         agreement = probes.agreement(probe, bracket)
     except UserError as error:
         raise UserError(f"{file}: {error}") from error
-    where = f"{arm.name}, step {step:,}"
     beside = (
         " V(t) is the target variance from the bracket, relative to its own mean: what stands for the "
         "gradient where no model was probed."

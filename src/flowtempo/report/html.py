@@ -21,7 +21,12 @@ from flowtempo.variance.verdict import verdict
 
 
 def write_report(
-    output: Path, *, runs: Sequence[Path] = (), profile: Path | None = None, densities: Sequence[Path] = ()
+    output: Path,
+    *,
+    runs: Sequence[Path] = (),
+    profile: Path | None = None,
+    densities: Sequence[Path] = (),
+    probes: Sequence[Path] = (),
 ) -> None:
     """Write the report. Every part is optional, and the page says what is missing.
 
@@ -30,6 +35,7 @@ def write_report(
         runs: Run folders, one per arm; the others are compared with the first.
         profile: What `flowtempo measure` wrote.
         densities: What `flowtempo design` wrote.
+        probes: What `flowtempo probe` wrote, beside the last probe of each run.
 
     Raises:
         UserError: A record that does not exist or cannot be read; names the file.
@@ -41,8 +47,11 @@ def write_report(
     designs = [
         (printable(path.stem) if len(densities) > 1 else "designed", Design.load(path)) for path in densities
     ]
+    probed = [(f"{arm.name}, step {arm.probes[-1][0]:,}", arm.probes[-1][1]) for arm in arms if arm.probes]
+    probed += [(printable(path.stem), path) for path in probes]
     with style.styled():
-        page = _environment().get_template("report.html.j2").render(_context(arms, bracket, designs, notes))
+        context = _context(arms, bracket, designs, probed, notes)
+        page = _environment().get_template("report.html.j2").render(context)
     with atomic_write(output) as file:
         # File names that are not UTF-8 and JSON's lone surrogates have no bytes of their own.
         file.write(page.encode("utf-8", "backslashreplace").decode("utf-8"))
@@ -62,6 +71,7 @@ def _context(
     arms: Sequence[Run],
     bracket: Bracket | None,
     designs: Sequence[tuple[str, Design]],
+    probed: Sequence[tuple[str, Path]],
     notes: Sequence[str],
 ) -> dict[str, Any]:
     changed = differences(arms)
@@ -81,7 +91,9 @@ def _context(
         },
         "said": verdict(bracket, path) if bracket else [],
         "probes": [
-            picture for index, arm in enumerate(arms) for picture in gallery.of_probe(arm, index, bracket)
+            picture
+            for index, (where, file) in enumerate(probed)
+            for picture in gallery.of_probe(where, file, index, bracket)
         ],
         "facts": summary.facts(bracket) if bracket else [],
         "masses": summary.masses(arms, designs),

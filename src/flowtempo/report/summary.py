@@ -117,7 +117,9 @@ def caveats(
     measured = bracket.upper.data.get("fingerprint") if bracket else None
     elsewhere = [arm.name for arm in arms if arm.told("data.fingerprint", measured) != measured]
     if measured and elsewhere:
-        lines.append(f"Trained on other data than the profile was measured on: {', '.join(elsewhere)}.")
+        lines.append(
+            f"Trained on other data than the profile was measured on, or on a part: {', '.join(elsewhere)}."
+        )
     for name, design in designs:
         if bracket and design.quantity in POSTERIOR and design.profile_hash not in _digests(bracket):
             lines.append(f"{name}: made from another profile than the one shown here.")

@@ -84,8 +84,9 @@ def train(
         run_folder: A new or empty folder; with `resume` one that a run was started in.
         resume: Go on from the newest checkpoint, or from the start if there is none yet.
         progress: Called after each step with the fraction done.
-        callback: Called on the main process with each record of metrics.jsonl once it is written, and with
-            {"kind": "checkpoint", "step", "folder"} once a checkpoint is.
+        callback: Called on the main process with each record of metrics.jsonl once it is written, with
+            {"kind": "checkpoint", "step", "folder"} once a checkpoint is, and with {"kind": "begin", "step",
+            "what"} before a reference loss or a probe is measured.
 
     Raises:
         UserError: A setting, the data, the run folder or a checkpoint is not as it must be.
@@ -250,6 +251,7 @@ class _Trainer:
 
     def _reference(self) -> None:
         """Measure the weights and their average in float32, uncompiled: the same computation in every run."""
+        self._tell({"kind": "begin", "step": self.done, "what": "reference loss"})
         for track, model in (("raw", self.model), ("ema", self.ema.model)):
             result = self.reference.loss(model, self.objective, self.runtime)
             self.losses[track] = result.loss
@@ -258,6 +260,7 @@ class _Trainer:
     def _probe(self) -> None:
         """Measure the last weights, uncompiled: they are what the gradients of training belong to."""
         assert self.probed is not None
+        self._tell({"kind": "begin", "step": self.done, "what": "probe"})
         setting = {"run": str(self.folder), "step": self.done, "track": "raw"}
         share = share_of(self.runtime)
         try:
@@ -321,5 +324,5 @@ class _Trainer:
             self._tell(record)
 
     def _tell(self, record: Record) -> None:
-        if self.callback is not None:
+        if self.callback is not None and self.runtime.is_main:
             self.callback(record)

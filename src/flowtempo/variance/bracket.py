@@ -138,7 +138,8 @@ def measure(
     Every point is a reference. Points become queries in rounds, twice as many each time, and at each log-SNR
     an edge gets no more once its standard error is below the target. Leave-one-out, whose cost is
     2 M d operations for each query and log-SNR, also stops where it cannot matter: where it is far behind the
-    linear bound, and where the linear bound is within the target of the lower edge.
+    linear bound, and where the linear bound is within the target of the lower edge. The upper edge stays a
+    bound, and is at most about the target above what all queries would give.
 
     Args:
         x: Data, (M, ...), M >= 8, or a `Source` of it; float32 is faster than float64.

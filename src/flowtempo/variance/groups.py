@@ -23,6 +23,7 @@ def measure_groups(
     target_stderr: float = DEFAULT_TARGET,
     state: str | PathLike[str] | None = None,
     progress: Callable[[float], None] | None = None,
+    queries: int | None = None,
     quantity: Quantity = "posterior_variance",
     **options: Any,
 ) -> Bracket:
@@ -33,6 +34,7 @@ def measure_groups(
         target_stderr: For the average; one group alone needs less.
         state: As in `measure`; each group gets a file with its name after it.
         progress: As in `measure`.
+        queries: Most points that serve as queries in each group; all of a group that has fewer.
         quantity: What the average is.
         options: What `measure` takes beside.
 
@@ -41,7 +43,8 @@ def measure_groups(
     """
     if len(groups) == 1 and quantity == "posterior_variance":
         ((_, x, data),) = groups
-        return measure(x, target_stderr=target_stderr, state=state, progress=progress, data=data, **options)
+        options |= {"target_stderr": target_stderr, "state": state, "progress": progress, "queries": queries}
+        return measure(x, data=data, **options)
     check_target(target_stderr)
     sizes = torch.tensor([float(len(x)) for _, x, _ in groups], dtype=torch.float64)
     shares = sizes / sizes.sum()
@@ -55,6 +58,7 @@ def measure_groups(
                     target_stderr=alone,
                     state=None if state is None else f"{fspath(state)}.{name}",
                     progress=None if progress is None else _part(progress, done, share),
+                    queries=None if queries is None else min(queries, len(x)),
                     data=data,
                     **options,
                 )

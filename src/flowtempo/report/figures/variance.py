@@ -107,6 +107,9 @@ def draw_target_variance(
     ]
     for index, (edge, curve) in enumerate(zip(("lower", "upper"), curves, strict=True)):
         style.band(axes, t, curve.mean, curve.stderr, index, f"{edge} edge")
+    if bracket.by_class is not None:
+        known = variance_curve(bracket.by_class.upper, interpolant, prediction, t)
+        style.band(axes, t, known.mean, known.stderr, _BY_CLASS, "upper edge, class known")
     axes.set(xlabel=time_label(interpolant), ylabel=f"variance of the {prediction} target", xlim=(0, 1))
     usual = curves[1].mean.quantile(torch.tensor([0.05, 0.95], dtype=torch.float64)).tolist()
     if math.isfinite(usual[1]) and 0 < 100 * usual[0] < usual[1]:
