@@ -87,7 +87,7 @@ def draw(results: list[dict[str, Any]]) -> None:
     models = list(dict.fromkeys((each["data"], each["size"]) for each in results))
     with style.styled():
         figure = style.new_figure(10, 2.1 * len(models))
-        axes = figure.subplots(len(models), len(MOMENTS), sharex=True)
+        axes = figure.subplots(len(models), len(MOMENTS), sharex=True, sharey=True)
         for index, each in enumerate(results):
             panel = axes[divmod(index, len(MOMENTS))]
             truth = torch.tensor(each["second_moment"])
@@ -96,7 +96,9 @@ def draw(results: list[dict[str, Any]]) -> None:
                 curve = torch.tensor(values)
                 panel.semilogy(T, curve / curve.mean(), label=name, **style.line(number))
             panel.set_title(f"{each['data']} {each['size']}, step {each['step']}", fontsize=9)
-            panel.set_ylim(1e-3, 20)
+        decades = [0.001, 0.01, 0.1, 1, 10]
+        axes[0, 0].set_ylim(decades[0], 20)
+        axes[0, 0].set_yticks(decades, [f"{value:g}" for value in decades])
         for panel in axes[-1]:
             panel.set_xlabel("t")
         axes[len(models) // 2, 0].set_ylabel("relative to its mean over t")

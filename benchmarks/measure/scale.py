@@ -44,7 +44,8 @@ def floor(bracket: Bracket, rates: dict[str, float], eigenvectors: float) -> dic
         "in-sample products": 8 * inside["evaluations"] * noises * POINTS / rates["float32"],
         "in-sample exponentials": inside["evaluations"] * POINTS / rates["exponentials"],
         "inner products": 2 * vectors * POINTS * DIM / rates["float64"],
-        "linear denoiser products": 4 * POINTS * DIM**2 / rates["float32"],
+        # Half of the scatter matrix, which is symmetric, and every point along every direction.
+        "linear denoiser products": 3 * POINTS * DIM**2 / rates["float32"],
         "linear denoiser eigenvectors": 2 * eigenvectors,
     }
 

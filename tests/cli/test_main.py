@@ -147,6 +147,10 @@ def test_dotted_keys_are_not_passed_over(capsys, tmp_path):
 
 
 def test_outputs_do_not_overwrite_inputs_or_each_other(capsys, tmp_path):
+    assert "is a folder: name a file" in error_line(capsys, "measure", "digits", "--output", str(tmp_path))
+    (tmp_path / "file").touch()
+    beneath = str(tmp_path / "file" / "x.json")
+    assert "is a file: name another folder" in error_line(capsys, "measure", "digits", "--output", beneath)
     same = str(tmp_path / "p.json")
     assert "output and profile are both" in error_line(capsys, "design", same, "--output", same)
     assert "plot and output are both" in error_line(

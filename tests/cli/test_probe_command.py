@@ -113,6 +113,7 @@ def test_held_out_images_bound_the_variance(run, probed, said, tmp_path):
     out = said("probe", run, "--data.split", "test", "--images", 8, "--times", 1, "--output", path)
     # The other keys of the run's data stay.
     assert "8 of 64 images of digits/test, held out: the run was trained on none of them" in out
+    assert f"flowtempo measure DATA --denoiser {path}" in out
     made = Probe.load(path)
     assert made.denoiser is not None
     assert made.denoiser.quantity == "class_posterior_variance"

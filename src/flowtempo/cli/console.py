@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -81,6 +82,11 @@ def say(text: str, end: str = "\n") -> None:
     console.print(text, markup=False, end=end)
 
 
+def say_next(*words: str) -> None:
+    """Print the command that usually follows, ready to be pasted into a shell."""
+    say(f"next: flowtempo {shlex.join(words)}")
+
+
 # Ten bands of t, as table heads.
 BANDS = (*(f".{k}-.{k + 1}" for k in range(9)), ".9-1")
 
@@ -109,14 +115,21 @@ def print_header(header: Mapping[str, Any]) -> None:
     )
 
 
-def check_distinct(**paths: str | None) -> None:
-    """Refuse to write one file over another that the same command reads or writes.
+def check_paths(*, output: str, plot: str | None, **read: str | None) -> None:
+    """Refuse, before the work begins, to write where nothing can be written, or over another of the files.
 
     Raises:
-        UserError: Two of the named paths are the same file.
+        UserError: Two of the paths are the same file, or `output` or `plot` cannot be a file.
     """
+    for written in filter(None, (output, plot)):
+        if Path(written).is_dir():
+            raise UserError(f"{written} is a folder: name a file")
+        above = next(each for each in Path(written).absolute().parents if each.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK):
+            why = "may not be changed" if above.is_dir() else "is a file"
+            raise UserError(f"{written}: cannot be written, {above} {why}: name another folder")
     seen: dict[Path, str] = {}
-    for name, path in paths.items():
+    for name, path in {**read, "output": output, "plot": plot}.items():
         if path is None:
             continue
         other = seen.setdefault(Path(path).resolve(), name)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
-from flowtempo.cli.console import BANDS, check_distinct, say, table
+from flowtempo.cli.console import BANDS, check_paths, say, say_next, table
 from flowtempo.densities import LogitNormal, parse
 from flowtempo.design import Design, Edge, LogitNormalFit, Rule, load_source
 from flowtempo.design import design as design_density
@@ -59,7 +59,7 @@ def design(
         high: Highest time; needed below 1 where the variance is infinite at t = 1: the score's, and the
             velocity's on the variance-preserving path.
     """
-    check_distinct(profile=profile, output=output, plot=plot)
+    check_paths(profile=profile, output=output, plot=plot)
     designed = design_density(
         load_source(profile),
         None if interpolant is None else interpolant_named(interpolant),
@@ -81,17 +81,17 @@ def design(
 
         save_density_png(Path(output), Path(plot))
         say(f"plot: {plot}")
-    words = [f"--timesteps.{'target' if designed.moves_objective else 'density'} {output}"]
+    words = [f"--timesteps.{'target' if designed.moves_objective else 'density'}", output]
     defaults = TrainConfig().objective
     if rule == "neyman":
-        words.append("--timesteps.spacing stratified")
+        words += ["--timesteps.spacing", "stratified"]
     if target is not None:
-        words.append(f"--timesteps.target '{target}'")
+        words += ["--timesteps.target", target]
     if designed.interpolant != defaults.interpolant:
-        words.append(f"--objective.interpolant {designed.interpolant}")
+        words += ["--objective.interpolant", designed.interpolant]
     if designed.prediction != defaults.prediction:
-        words.append(f"--objective.prediction {designed.prediction}")
-    say(f"next: flowtempo train RECIPE --run runs/designed {' '.join(words)}")
+        words += ["--objective.prediction", designed.prediction]
+    say_next("train", "RECIPE", "--run", "runs/designed", *words)
 
 
 def print_design(designed: Design) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from flowtempo.cli.console import say
+from flowtempo.cli.console import say, say_next
 from flowtempo.data import ArrayData, load
 from flowtempo.errors import UserError
 from flowtempo.files import read_json
@@ -48,7 +48,7 @@ def evaluate(run: str, step: int | None = None, features: str | None = None) -> 
     made = f"{result.card.samples:,} images of step {result.step}, features {result.card.features}"
     say(f"Frechet distance {result.frechet:.4g} ± {result.stderr:.2g} ({made})")
     say(f"evaluation: {path}")
-    say(f"next: flowtempo report {run}")
+    say_next("report", run)
 
 
 def reference_of(data: ArrayData, name: str | None) -> tuple[Reference, FeatureNetwork]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from flowtempo.cli.console import progress_bar, say
+from flowtempo.cli.console import progress_bar, say, say_next
 from flowtempo.data import load
 from flowtempo.files import atomic_write
 from flowtempo.generation import SolverName, save_grid, save_npz
@@ -72,7 +72,7 @@ def generate(
     say(f"images: {path}")
     if path.with_suffix(".png").exists():
         say(f"grid: {path.with_suffix('.png')}")
-    say(f"next: flowtempo evaluate {run}")
+    say_next("evaluate", run)
 
 
 def generate_samples(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from flowtempo.cli.console import check_distinct, progress_bar, say, table
+from flowtempo.cli.console import check_paths, progress_bar, say, say_next, table
 from flowtempo.cli.processes import shared_work
 from flowtempo.data import ArrayData, DataConfig, load_buckets
 from flowtempo.design import variance_curve
@@ -77,7 +77,7 @@ def measure(
         denoiser: A probe.json of held-out images, whose denoising error becomes a further upper bound.
         seed: Seed of the noise and of every choice.
     """
-    check_distinct(data=data.path, output=output, plot=plot, denoiser=denoiser)
+    check_paths(data=data.path, output=output, plot=plot, denoiser=denoiser)
     path = interpolant_named(interpolant)
     error = None if denoiser is None else _denoising_error(denoiser, by_class)
     with shared_work() as part:
@@ -112,7 +112,7 @@ def measure(
 
         save_profile_png(Path(output), Path(plot))
         say(f"plot: {plot}")
-    say(f"next: flowtempo design {output}{' --by-class' if by_class else ''}")
+    say_next("design", output, *(["--by-class"] if by_class else []))
 
 
 def measure_images(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flowtempo.cli.console import check_distinct, progress_bar, say, table
+from flowtempo.cli.console import check_paths, progress_bar, say, say_next, table
 from flowtempo.cli.processes import shared_work
 from flowtempo.data import ArrayData, DataConfig, load, load_embeddings
 from flowtempo.errors import UserError
@@ -99,7 +100,7 @@ def probe(
         embeddings: Its cached conditioning, a .safetensors or .npz file: one array for each keyword argument,
             one row for each image of the data.
     """
-    check_distinct(data=data.path, output=output, plot=plot, embeddings=embeddings)
+    check_paths(data=data.path, output=output, plot=plot, embeddings=embeddings)
     for name, value in (("times", times), ("batch_size", batch_size)):
         if value < 1:
             raise UserError(f"{name} is {value}: it must be at least 1")
@@ -138,9 +139,9 @@ def probe(
 
         save_probe_png(Path(output), Path(plot))
         say(f"plot: {plot}")
-    say(f"next: flowtempo design {output} --rule importance")
+    say_next("design", output, "--rule", "importance")
     if measured.denoiser is not None:
-        say(f"or, for a lower upper edge: flowtempo measure DATA --denoiser {output}")
+        say(f"its denoising error as an upper edge: flowtempo measure DATA --denoiser {shlex.quote(output)}")
 
 
 def print_probe(measured: Probe, objective: Objective) -> None:

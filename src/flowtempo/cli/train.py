@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowtempo.cli.console import print_header, progress_bar, say
+from flowtempo.cli.console import print_header, progress_bar, say, say_next
 from flowtempo.design import Design
 from flowtempo.errors import UserError
 from flowtempo.training import TrainConfig, TrainResult
@@ -42,7 +42,7 @@ def train(config: TrainConfig, *, run: str, resume: bool = False) -> int:
         say(f"stopped and saved at step {result.step}; go on with the same command and --resume")
     else:
         say(f"run: {run} (step {result.step})")
-        say(f"next: flowtempo generate {run}")
+        say_next("generate", run)
     return result.exit_code
 
 

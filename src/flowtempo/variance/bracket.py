@@ -29,7 +29,7 @@ from flowtempo.variance.profile import Bound, VarianceProfile
 from flowtempo.variance.rounds import Rounds
 from flowtempo.variance.share import Share
 
-DEFAULT_TARGET = 0.005
+DEFAULT_TARGET = 0.01
 """Standard error at which measuring stops, relative to `gaussian_shape`."""
 
 # A first look with so many queries decides where more are worth it; each round then doubles them.

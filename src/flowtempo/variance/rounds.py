@@ -212,6 +212,8 @@ def _load(path: str, identity: str) -> dict[str, np.ndarray]:
         found = str(units.pop("identity"))
     except FileNotFoundError:
         return {}
+    except (IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: is no file of a measurement that was stopped: delete it") from error
     if found != identity:
