@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import torch
 from ending import QUICK, RESULTS, finish
-from matplotlib import pyplot
 
+from flowtempo.report import style
 from flowtempo.variance import in_sample, leave_one_out, spectral
 
 SHRINK = 8 if QUICK else 1
@@ -18,6 +19,7 @@ SWEEPS = {
     "d": [128, 256, 512, 1024, 2048],
     "L": [4, 8, 16, 32, 64],
 }
+NAMES = {"M": "data points M", "K": "noises K", "d": "dimensions d", "L": "log-SNRs L"}
 QUERIES = 64
 
 
@@ -36,6 +38,31 @@ def seconds(estimator: str, **size: int) -> float:
     return time.perf_counter() - start
 
 
+def exponent(sizes: list[int], taken: list[float]) -> float:
+    """Slope between the first and the last in logarithms."""
+    return math.log(taken[-1] / taken[0]) / math.log(sizes[-1] / sizes[0])
+
+
+def draw(measured: dict[str, dict[str, list[float]]]) -> None:
+    with style.styled():
+        figure = style.new_figure(11, 3.4)
+        axes = figure.subplots(1, len(SWEEPS), sharey=True)
+        for axis, panel in zip(SWEEPS, axes, strict=True):
+            for index, (estimator, sweeps) in enumerate(measured.items()):
+                if axis in sweeps:
+                    look = {"marker": style.marker(index), **style.line(index)}
+                    panel.plot(SWEEPS[axis], sweeps[axis], label=estimator, **look)
+            panel.set_xscale("log")
+            panel.set_xticks(SWEEPS[axis], [f"{size:,}" for size in SWEEPS[axis]])
+            panel.minorticks_off()
+            panel.set_xlabel(NAMES[axis])
+        axes[0].set_yscale("log")
+        axes[0].set_yticks([0.1, 1, 10], ["0.1", "1", "10"])
+        axes[0].set_ylabel("seconds")
+        style.legend(figure, axes[0], columns=3)
+        style.to_png(figure, RESULTS / "measure_growth.png")
+
+
 if __name__ == "__main__":
     measured: dict[str, dict[str, list[float]]] = {}
     for estimator in ("in-sample", "leave-one-out", "spectral"):
@@ -44,26 +71,13 @@ if __name__ == "__main__":
             for axis, values in SWEEPS.items()
             if estimator != "spectral" or axis != "K"
         }
-    figure, axes = pyplot.subplots(1, 4, figsize=(13, 3.4), sharey=True, layout="constrained")
-    exponents = {}
-    for axis, panel in zip(SWEEPS, axes, strict=True):
-        for estimator, sweeps in measured.items():
-            if axis in sweeps:
-                panel.loglog(SWEEPS[axis], sweeps[axis], "o-", label=estimator)
-                last = torch.tensor([SWEEPS[axis][-3:], sweeps[axis][-3:]]).double().log()
-                exponents[f"{estimator} {axis}"] = float(
-                    (last[1, -1] - last[1, 0]) / (last[0, -1] - last[0, 0])
-                )
-        panel.set_xlabel(
-            {"M": "data points M", "K": "noises K", "d": "dimensions d", "L": "log-SNRs L"}[axis]
-        )
-    axes[0].set_ylabel("seconds")
-    axes[0].legend()
-    figure.suptitle(
-        f"{QUERIES} queries; elsewhere M = {BASE['M']:,}, K = {BASE['K']}, d = {BASE['d']}, L = {BASE['L']}"
-    )
+    exponents = {
+        f"{estimator} {axis}": exponent(SWEEPS[axis][-3:], taken[-3:])
+        for estimator, sweeps in measured.items()
+        for axis, taken in sweeps.items()
+    }
     if not QUICK:
-        figure.savefig(RESULTS / "measure_growth.png", dpi=110)
+        draw(measured)
     for name, value in exponents.items():
         print(f"{name}: time grows as its power {value:.2f}")
     result = {"base": BASE, "sweeps": SWEEPS, "queries": QUERIES, "seconds": measured, "exponents": exponents}
