@@ -97,8 +97,3 @@ def open_interval(t: Tensor) -> Tensor:
     """Clamp to the least and greatest normal numbers of the dtype inside (0, 1)."""
     info = torch.finfo(t.dtype)
     return t.clamp(info.tiny, 1 - info.eps / 2)
-
-
-def number(value: float) -> str:
-    """Shortest text that reads back as the same number."""
-    return str(int(value)) if float(value).is_integer() and abs(value) < 2**53 else repr(float(value))

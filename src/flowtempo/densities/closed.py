@@ -9,8 +9,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from flowtempo.densities.base import Density, number
+from flowtempo.densities.base import Density
 from flowtempo.errors import UserError
+from flowtempo.forms import number
 
 
 @final

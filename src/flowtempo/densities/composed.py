@@ -8,8 +8,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from flowtempo.densities.base import Density, number
+from flowtempo.densities.base import Density
 from flowtempo.errors import UserError
+from flowtempo.forms import number
 
 # A part this small leaves the quantile of a truncation with fewer than ten digits.
 _LEAST_MASS = 1e-6

@@ -112,7 +112,7 @@ class TrainConfig:
         reference_count: Images of the reference loss; each is used once in each of 10 bands of t.
         probe_every: Steps between probes of the last weights (RUN/probes), which show where on the noise axis
             their gradients and losses are large; null does not probe.
-        probe_images: Images of a probe, of reference_data if that is given.
+        probe_images: Images of a probe, of reference_data if that is given; all of them if there are fewer.
         checkpoint_every: Steps between checkpoints.
         keep_checkpoints: Keep only this many of the newest checkpoints; null keeps all.
         compile: Compile the network with torch.compile; null does so on CUDA only.
