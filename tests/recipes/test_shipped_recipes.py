@@ -3,7 +3,7 @@
 import pytest
 
 from flowtempo import recipes
-from flowtempo.cli.parsing import config_from_recipe
+from flowtempo.cli.parsing import config_from_recipes
 from flowtempo.errors import UserError
 from flowtempo.training.config import check
 
@@ -14,16 +14,16 @@ def test_names():
 
 @pytest.mark.parametrize("name", recipes.names())
 def test_shipped_recipe_is_sound(name):
-    config = config_from_recipe(name)
+    config = config_from_recipes([name])
     check(config)
     config.timesteps.build()
     config.objective.build()
 
 
 def test_overrides_change_single_keys():
-    config = config_from_recipe("digits", ["--data.limit=100", "--optimizer.lr=0.5"])
+    config = config_from_recipes(["digits"], ["--data.limit=100", "--optimizer.lr=0.5"])
     assert (config.data.limit, config.data.kind, config.optimizer.lr) == (100, "digits", 0.5)
-    assert config.optimizer.warmup_steps == config_from_recipe("digits").optimizer.warmup_steps
+    assert config.optimizer.warmup_steps == config_from_recipes(["digits"]).optimizer.warmup_steps
 
 
 def test_a_path_wins_and_a_name_is_no_path(tmp_path, monkeypatch):

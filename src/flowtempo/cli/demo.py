@@ -9,7 +9,7 @@ from flowtempo.cli.design import print_design
 from flowtempo.cli.evaluate import evaluate_samples, evaluation_path, reference_of
 from flowtempo.cli.generate import generate_samples
 from flowtempo.cli.measure import measure_images, print_bracket
-from flowtempo.cli.parsing import config_from_recipe
+from flowtempo.cli.parsing import config_from_recipes
 from flowtempo.cli.train import run_training
 from flowtempo.data import load
 from flowtempo.design import design
@@ -94,7 +94,7 @@ def demo(output: str = "runs/demo", steps: int = 800) -> int:
 
 
 def _config(target: str, steps: int) -> TrainConfig:
-    return config_from_recipe(RECIPE, [f"--timesteps.target={target}", f"--steps={steps}"])
+    return config_from_recipes([RECIPE], [f"--timesteps.target={target}", f"--steps={steps}"])
 
 
 def _print_table(folder: Path, evaluations: dict[str, list[Evaluation]]) -> None:

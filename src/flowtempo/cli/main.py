@@ -19,6 +19,7 @@ COMMANDS = {
     "generate": "generate images from a run's checkpoint",
     "evaluate": "Frechet distance of generated images, with a card that says how it was computed",
     "report": "one self-contained HTML page from profiles, densities and runs",
+    "recipes": "list the recipes that ship: experiments, and methods to lay over them",
 }
 
 USAGE = """\

@@ -18,7 +18,6 @@ import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
 from flowtempo.errors import UserError
-from flowtempo.recipes import names as recipe_names
 from flowtempo.recipes import resolve
 from flowtempo.training import TrainConfig
 from flowtempo.training.config import (
@@ -63,13 +62,12 @@ def call(module: ModuleType, name: str, words: Sequence[str]) -> int:
     parser = build_parser(function, name, module.EXAMPLES, first_word)
     arguments = [_underscored(word, parser) for word in words]
     given: dict[str, str | None] = {"run": None} if first_word == "RUN" else {}
-    if first_word and arguments and not arguments[0].startswith("-"):
-        first, *arguments = arguments
-        if first_word == "RUN":
-            given["run"] = first
-            arguments = [*_run_arguments(first, run_keys, arguments), *arguments]
-        else:
-            arguments = [*_recipe_arguments(first, recipe_keys), *arguments]
+    if first_word == "RUN" and arguments and not arguments[0].startswith("-"):
+        given["run"], *arguments = arguments
+        arguments = [*_run_arguments(given["run"], run_keys, arguments), *arguments]
+    elif first_word == "RECIPE":
+        count = next((k for k, word in enumerate(arguments) if word.startswith("-")), len(arguments))
+        arguments = [*_recipe_arguments(arguments[:count], recipe_keys), *arguments[count:]]
     if PRINT_CONFIG in arguments and TrainConfig in typing.get_type_hints(function).values():
         arguments.remove(PRINT_CONFIG)
         print(yaml.safe_dump(to_dict(_parse_config(arguments)), sort_keys=False), end="")
@@ -99,7 +97,10 @@ def build_parser(
     described = {parameter.arg_name: parameter.description for parameter in documentation.params}
     first = ""
     if first_word == "RECIPE":
-        first = f"RECIPE: a YAML file, or one that ships: {', '.join(recipe_names())}\n\n"
+        first = (
+            "RECIPE: a YAML file, or the name of one that ships (`flowtempo recipes` lists them); of several, "
+            "later ones override keys of earlier ones\n\n"
+        )
     elif first_word == "RUN":
         first = f"RUN: {described['run']}\n\n"
     parser = ArgumentParser(
@@ -167,13 +168,13 @@ def load_recipe(name_or_path: str) -> dict[str, Any]:
     return content
 
 
-def config_from_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> TrainConfig:
-    """Read a recipe, apply `--key=value` overrides and build the training configuration.
+def config_from_recipes(names_or_paths: Sequence[str], overrides: Sequence[str] = ()) -> TrainConfig:
+    """Lay recipes over each other, apply `--key=value` overrides and build the training configuration.
 
     Raises:
         UserError: A key or value is wrong.
     """
-    return _parse_config([*_recipe_arguments(name_or_path, _field_names()), *overrides])
+    return _parse_config([*_recipe_arguments(names_or_paths, _field_names()), *overrides])
 
 
 def _parse_config(words: Sequence[str]) -> TrainConfig:
@@ -195,7 +196,7 @@ def _required_options(function: Callable[..., Any]) -> list[str]:
 def _usage(function: Callable[..., Any], name: str, first_word: FirstWord) -> str:
     words = ["flowtempo", name]
     if first_word:
-        words.append(f"[{first_word}]")
+        words.append("[RECIPE ...]" if first_word == "RECIPE" else f"[{first_word}]")
     hints = typing.get_type_hints(function)
     for parameter in inspect.signature(function).parameters.values():
         if parameter.default is inspect.Parameter.empty and hints[parameter.name] is not TrainConfig:
@@ -232,9 +233,20 @@ def _run_arguments(folder: str, keys: tuple[str, ...], rest: list[str]) -> list[
     return _as_arguments(kept)
 
 
-def _recipe_arguments(name_or_path: str, keys: tuple[str, ...]) -> list[str]:
-    recipe = load_recipe(name_or_path)
-    return _as_arguments({key: recipe[key] for key in keys if key in recipe})
+def _recipe_arguments(names_or_paths: Sequence[str], keys: tuple[str, ...]) -> list[str]:
+    merged: dict[str, Any] = {}
+    for name_or_path in names_or_paths:
+        merged = _laid_over(merged, load_recipe(name_or_path))
+    return _as_arguments({key: merged[key] for key in keys if key in merged})
+
+
+def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Keys of both, section by section, those of `above` where both have one."""
+    both = dict(below)
+    for key, value in above.items():
+        old = both.get(key)
+        both[key] = _laid_over(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return both
 
 
 def _as_arguments(values: dict[str, Any]) -> list[str]:
