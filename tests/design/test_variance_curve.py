@@ -9,7 +9,7 @@ import torch
 from flowtempo.design import curve_over_t, variance_curve
 from flowtempo.design.curve import time_grid
 from flowtempo.errors import UserError
-from flowtempo.interpolants import INTERPOLANTS, Linear, VariancePreserving, interpolant
+from flowtempo.interpolants import STANDARD, Linear, VariancePreserving
 from flowtempo.predictions import PREDICTIONS, error_factor
 from flowtempo.variance import VarianceProfile
 
@@ -23,10 +23,9 @@ def gaussian_profile(variance=1.0, grid=GRID, stderr=0.0):
     )
 
 
-@pytest.mark.parametrize(("name", "prediction"), list(itertools.product(INTERPOLANTS, PREDICTIONS)))
+@pytest.mark.parametrize(("path", "prediction"), list(itertools.product(STANDARD, PREDICTIONS)))
 @pytest.mark.parametrize("variance", [0.01, 1.0, 7.0])
-def test_gaussian_closed_form(name, prediction, variance):
-    path = interpolant(name)
+def test_gaussian_closed_form(path, prediction, variance):
     t = torch.linspace(0.001, 0.999, 400, dtype=torch.float64)
     curve = variance_curve(gaussian_profile(variance), path, prediction, t)
     true = error_factor(prediction, path, t) * variance / (1 + variance * path.log_snr(t).exp())
@@ -102,8 +101,7 @@ def test_measured_quantities_are_taken_as_they_are():
         "gradient_variance", "made up", "estimate", GRID, mean, 0.1 * mean, 4, 1.0, model={"run": "r"}
     )
     log_snr = torch.tensor([-math.inf, -7.0, 0.1, math.inf], dtype=torch.float64)
-    for name in INTERPOLANTS:
-        path = interpolant(name)
+    for path in STANDARD:
         curve = curve_over_t(profile, path, "noise", path.time(log_snr).clamp(0, 1))
         at = path.log_snr(curve.t).clamp(-14, 14)
         torch.testing.assert_close(curve.mean, 3 + at / 7)

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from flowtempo.errors import UserError
-from flowtempo.interpolants import INTERPOLANTS, Linear, VariancePreserving, interpolant
+from flowtempo.interpolants import STANDARD, Linear, VariancePreserving
 from flowtempo.objectives import Objective
 from flowtempo.predictions import PREDICTIONS, target
 
-PATHS = [interpolant(name) for name in INTERPOLANTS]
+PATHS = STANDARD
 
 
 def batch(count: int = 5):

@@ -98,8 +98,8 @@ def build_parser(
     first = ""
     if first_word == "RECIPE":
         first = (
-            "RECIPE: a YAML file, or the name of one that ships (`flowtempo recipes` lists them); of several, "
-            "later ones override keys of earlier ones\n\n"
+            "RECIPE: a YAML file, or the name of one that ships (`flowtempo recipes` lists them); "
+            "of several, the later override keys of the earlier\n\n"
         )
     elif first_word == "RUN":
         first = f"RUN: {described['run']}\n\n"

@@ -159,7 +159,7 @@ def print_probe(measured: Probe, objective: Objective) -> None:
         rows.append([f"{t[index]:.4f}", f"{float(grid[index]):+.1f}", *cells])
     told = curves["loss"].model
     table(
-        f"the gradient g of one image's {objective.prediction} loss on the {objective.interpolant.name} path"
+        f"the gradient g of one image's {objective.prediction} loss on the {objective.interpolant} path"
         f" by {told['parameters']:,} parameters",
         ["t", "log-SNR", "loss", "E|g|²", "Var g", "|E g|"],
         rows,

@@ -17,8 +17,8 @@ EXAMPLES = """
 def recipes(show: list[str]) -> None:
     """List the recipes that ship, or print some of them.
 
-    Experiments hold data and model. Methods are the few keys that make a method of a paper, and are laid over an
-    experiment: `flowtempo train EXPERIMENT METHOD --run FOLDER`.
+    Experiments hold data and model. Methods are the few keys that make a method of a paper, and are laid
+    over an experiment: `flowtempo train EXPERIMENT METHOD --run FOLDER`.
 
     Args:
         show: Print these recipes instead.

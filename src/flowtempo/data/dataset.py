@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flowtempo.data.scaling import Scaling, whole_std
 from flowtempo.data.scan import Scan, scan
 from flowtempo.errors import UserError
 
@@ -28,7 +30,8 @@ _REMEDY["u"] = _REMEDY["i"]
 class ArrayData:
     """Images (or latents) in one array, with optional labels.
 
-    Model units: uint8 pixels v become v / 127.5 - 1, in [-1, 1]; floats are used as they are.
+    Model units: uint8 pixels v become v / 127.5 - 1, in [-1, 1]; floats are used as they are. `scaled` gives
+    either another standard deviation.
     Construction reads the images once, in bounded memory, for the fingerprint and the statistics; later
     only the rows of a batch are read. The array must not change in the meantime.
 
@@ -37,7 +40,8 @@ class ArrayData:
         labels: (N,) int64 in [0, num_classes), or None.
         num_classes: Number of classes; 0 without labels.
         name: For records and errors.
-        fingerprint: SHA-256 (hex) of dtype, shape and contents of images and labels.
+        fingerprint: SHA-256 (hex) of dtype, shape and contents of images and labels, whatever the scaling.
+        scaling: From those units to model units.
         progress: Called with the fraction that construction has read.
 
     Raises:
@@ -50,6 +54,7 @@ class ArrayData:
     name: str = "array"
     progress: InitVar[Callable[[float], None] | None] = None
     fingerprint: str = field(init=False)
+    scaling: Scaling = field(init=False, default=Scaling())
     _scan: Scan = field(init=False, repr=False)
     _mapping: tuple[mmap.mmap, int] | None = field(init=False, repr=False)
 
@@ -103,6 +108,12 @@ class ArrayData:
     def __len__(self) -> int:
         return len(self.images)
 
+    def scaled(self, scaling: Scaling) -> ArrayData:
+        """The same images in other model units; they are not read again."""
+        other = copy.copy(self)
+        object.__setattr__(other, "scaling", scaling)
+        return other
+
     @property
     def shape(self) -> tuple[int, int, int]:
         """(C, H, W) of one image."""
@@ -112,13 +123,18 @@ class ArrayData:
     def channel_mean(self) -> np.ndarray:
         """(C,) float64 mean per channel, in model units."""
         mean = self._scan.mean
-        return mean / 127.5 - 1 if self.images.dtype == np.uint8 else mean
+        return self.scaling.mean(mean / 127.5 - 1 if self.images.dtype == np.uint8 else mean)
 
     @property
     def channel_std(self) -> np.ndarray:
         """(C,) float64 population standard deviation per channel, in model units."""
         std = self._scan.std
-        return std / 127.5 if self.images.dtype == np.uint8 else std
+        return self.scaling.std(std / 127.5 if self.images.dtype == np.uint8 else std)
+
+    @property
+    def std(self) -> float:
+        """One standard deviation for all channels, in model units: the root of their mean variance."""
+        return whole_std(self.channel_std)
 
     def batch(self, indices: Sequence[int] | np.ndarray | Tensor) -> tuple[Tensor, Tensor | None]:
         """Images and labels at `indices`, in model units.
@@ -144,12 +160,12 @@ class ArrayData:
         x = torch.from_numpy(self.images[index])
         if x.dtype == torch.uint8:
             x = x.to(torch.float32).div_(127.5).sub_(1)
-        x = x.to(torch.float32)
+        x = self.scaling.apply_(x.to(torch.float32))
         y = None if self.labels is None else torch.from_numpy(self.labels[index])
         return x, y
 
     def to_uint8(self, x: Tensor) -> np.ndarray:
-        """Pixels from model units: (x + 1) 127.5, rounded half to even, clipped to 0..255.
+        """Pixels from model units: unscaled, (x + 1) 127.5, rounded half to even, clipped to 0..255.
 
         The exact inverse of `batch` on uint8 data.
 
@@ -164,13 +180,17 @@ class ArrayData:
                 f"{self.name}: values run from {self._scan.low:.4g} to {self._scan.high:.4g}, "
                 "not [-1, 1]: these are not pixels and have no uint8 form"
             )
-        pixels = (x.detach().to("cpu", torch.float32) + 1) * 127.5
+        pixels = (self.scaling.undo(x.detach().to("cpu", torch.float32)) + 1) * 127.5
         if bool(pixels.isnan().any()):
             raise UserError("images hold NaN and cannot become pixels: the model has diverged")
         return pixels.round_().clamp_(0, 255).to(torch.uint8).numpy()
 
     def describe(self) -> dict[str, Any]:
-        """What a record says about the data: name, fingerprint, count, shape, channel mean and std."""
+        """What a record says about the data: name, fingerprint, count, shape, channel mean and std.
+
+        The last two are in model units; "scaling" says how these were reached, if they are not the images'.
+        """
+        scaling = self.scaling.record()
         return {
             "name": self.name,
             "fingerprint": self.fingerprint,
@@ -178,6 +198,7 @@ class ArrayData:
             "shape": list(self.shape),
             "channel_mean": self.channel_mean.tolist(),
             "channel_std": self.channel_std.tolist(),
+            **({} if scaling is None else {"scaling": scaling}),
         }
 
 

@@ -17,6 +17,7 @@ from flowtempo.data.digits import load_digits
 from flowtempo.data.emoji import DEBIAN_FONT, load_emoji
 from flowtempo.data.idx import load_idx
 from flowtempo.data.latents import Buckets, shape_text
+from flowtempo.data.scaling import Scaling, Standardise
 from flowtempo.data.sd_scripts import read_sd_scripts
 from flowtempo.data.simpletuner import read_simpletuner
 from flowtempo.errors import UserError
@@ -65,6 +66,10 @@ class DataConfig:
         bucket: The one size of cached latents to use, `HxW` in latent pixels; null is all.
         scale: Factor from the latents that `sd-scripts` cached to those it trains on; null takes that of the
             model in the files' names.
+        target_std: Scale the images so that their standard deviation is this where the model sees them;
+            generated images are scaled back. null leaves it as it is.
+        standardise: What target_std holds for: `whole` multiplies all channels by one factor, `channel`
+            gives each channel the mean 0 and that standard deviation.
     """
 
     kind: Kind = "digits"
@@ -76,6 +81,8 @@ class DataConfig:
     size: Size = 32
     bucket: str | None = None
     scale: float | None = None
+    target_std: float | None = None
+    standardise: Standardise = "whole"
 
 
 @dataclass(frozen=True)
@@ -88,17 +95,22 @@ class _Images:
     name: str
 
 
-def load(config: DataConfig, progress: Progress | None = None) -> ArrayData:
+def load(
+    config: DataConfig, progress: Progress | None = None, *, scaling: Scaling | None = None
+) -> ArrayData:
     """Read and check the data, all of one shape.
 
     Args:
         config: Which.
         progress: Called with the fraction done.
+        scaling: That of the data a model was trained on, for images that it is to see as it saw those; None
+            takes `target_std` and the statistics of the images that are read.
 
     Raises:
         UserError: On an unknown name, an option without effect on this kind, a missing or damaged file,
-            wrong dtypes or shapes, NaN, a limit outside 1..N, or latents of several shapes. The message is
-            one line with the file.
+            wrong dtypes or shapes, NaN, a limit outside 1..N, latents of several shapes, constant images
+            that are to be scaled, or another target_std than that of `scaling`. The message is one line
+            with the file.
     """
     read = _read(config, progress)
     if len(read) > 1:
@@ -107,13 +119,14 @@ def load(config: DataConfig, progress: Progress | None = None) -> ArrayData:
             f"{config.path}: holds latents of several shapes, C x H x W (count): {shapes}: choose one size "
             f"with data.bucket, such as {shape_text(read[0].images.shape[2:])}"
         )
-    return _checked(config, read, progress)[0]
+    return _checked(config, read, progress, scaling)[0]
 
 
 def load_buckets(config: DataConfig, progress: Progress | None = None) -> list[ArrayData]:
     """Read and check the data, one set for each shape of image, the set with most images first.
 
-    Only cached latents come in several shapes. A limit counts the images of all shapes together.
+    Only cached latents come in several shapes. A limit counts the images of all shapes together, and so do
+    the statistics that `target_std` scales by.
 
     Args:
         config: Which.
@@ -122,7 +135,7 @@ def load_buckets(config: DataConfig, progress: Progress | None = None) -> list[A
     Raises:
         UserError: As `load`, but for latents of several shapes.
     """
-    return _checked(config, _read(config, progress), progress)
+    return _checked(config, _read(config, progress), progress, None)
 
 
 def _read(config: DataConfig, progress: Progress | None) -> list[_Images]:
@@ -170,7 +183,9 @@ def _buckets(config: DataConfig, latents: Iterable[np.ndarray], folder: Path) ->
     return [_Images(array, None, 0, name) for array, name in zip(arrays, names, strict=True)]
 
 
-def _checked(config: DataConfig, read: list[_Images], progress: Progress | None) -> list[ArrayData]:
+def _checked(
+    config: DataConfig, read: list[_Images], progress: Progress | None, scaling: Scaling | None
+) -> list[ArrayData]:
     before = _READING if config.kind in _ONE_BY_ONE else 0.0
     total = sum(part.images.size for part in read)
     sets = []
@@ -181,7 +196,35 @@ def _checked(config: DataConfig, read: list[_Images], progress: Progress | None)
         scanning = _within(progress, before, after)
         sets.append(ArrayData(part.images, part.labels, part.num_classes, part.name, scanning))
         before = after
-    return sets
+    if scaling is None:
+        scaling = _scaling(config, sets)
+    elif config.target_std is not None and (config.target_std, config.standardise) != (
+        scaling.target_std,
+        scaling.standardise,
+    ):
+        trained = "as they are" if scaling.target_std is None else f"with target_std={scaling.target_std}"
+        raise UserError(
+            f"data.target_std={config.target_std} has no effect on {sets[0].name}: the model was trained on "
+            f"images {trained} and sees these in the same way: leave it out"
+        )
+    return [part.scaled(scaling) for part in sets]
+
+
+def _scaling(config: DataConfig, sets: list[ArrayData]) -> Scaling:
+    """The scaling by the statistics of all sets together."""
+    if config.target_std is None:
+        return Scaling()
+    if len({part.shape[0] for part in sets}) > 1:
+        raise UserError(
+            f"data.target_std={config.target_std}: the latents of {config.path} differ in their number of "
+            "channels: choose one size with data.bucket"
+        )
+    share = np.array([[part.images.size] for part in sets], dtype=np.float64)
+    share /= share.sum()
+    means = np.array([part.channel_mean for part in sets])
+    mean = (share * means).sum(0)
+    variance = (share * (np.array([part.channel_std for part in sets]) ** 2 + (means - mean) ** 2)).sum(0)
+    return Scaling.measured(config.target_std, config.standardise, mean, np.sqrt(variance), sets[0].name)
 
 
 def _within(progress: Progress | None, low: float, high: float) -> Progress | None:
@@ -209,6 +252,7 @@ def _check(config: DataConfig) -> None:
         "split": get_args(Split),
         "layout": (None, *get_args(Layout)),
         "size": get_args(Size),
+        "standardise": get_args(Standardise),
     }
     for key, known in choices.items():
         value = getattr(config, key)
@@ -225,6 +269,13 @@ def _check(config: DataConfig) -> None:
         raise UserError(f"data.bucket={config.bucket}: give height and width of the latents, such as 64x96")
     if config.scale is not None and not (math.isfinite(config.scale) and config.scale > 0):
         raise UserError(f"data.scale={config.scale}: give a positive number")
+    if config.target_std is not None and not (math.isfinite(config.target_std) and config.target_std > 0):
+        raise UserError(f"data.target_std={config.target_std}: give a positive number")
+    if config.target_std is None and config.standardise != DataConfig.standardise:
+        raise UserError(
+            f"data.standardise={config.standardise} has no effect without data.target_std: set that too, or "
+            "leave it out"
+        )
 
 
 def _choose(count: int, limit: int, name: str) -> np.ndarray:

@@ -46,7 +46,7 @@ class Design:
             (the objective moves), another under `importance` and `neyman` (the objective is kept by weights).
         rule: How the curve became a density.
         floor: Share of the uniform density in it.
-        interpolant: Name of the path.
+        interpolant: Text form of the path.
         prediction: The network's target.
         quantity: What the curve is.
         edge: Edge of the bracket, or None for a single profile or a probe.

@@ -109,7 +109,7 @@ def design(
         target=table if rule == "paper" else kept,
         rule=rule,
         floor=floor,
-        interpolant=path.name,
+        interpolant=str(path),
         prediction=predicted,
         quantity=profile.quantity,
         edge=choice.edge,
@@ -147,7 +147,7 @@ class _Maker:
         infinite = ~torch.isfinite(curve)
         if bool(infinite.any()):
             raise UserError(
-                f"the variance of the {self.prediction} target on the {self.path.name} path is infinite at "
+                f"the variance of the {self.prediction} target on the {self.path} path is infinite at "
                 f"t = {float(self.t[infinite][0]):g}: give --low and --high that leave it out, for example "
                 "--high 0.999"
             )

@@ -158,7 +158,7 @@ def setting(
             f"the {profile.quantity} does not say which interpolant and prediction it was measured on: "
             "'interpolant' and 'prediction' are missing in its 'model'"
         )
-    wanted = own_path if path is None else path.name, prediction or own_prediction
+    wanted = own_path if path is None else str(path), prediction or own_prediction
     if wanted != (own_path, own_prediction):
         raise UserError(
             f"measured for {own_prediction} on {own_path}, but {wanted[1]} on {wanted[0]} is asked "

@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 
 from flowtempo.errors import UserError
+from flowtempo.interpolants import Interpolant
+from flowtempo.models.scaled import UnitInputSiT
 from flowtempo.models.sit import SiT
 
 
@@ -40,14 +42,25 @@ class ModelConfig:
         name: The backbone; `sit` is a SiT (a DiT that takes t in [0, 1]).
         size: Size and patch as `SIZE/PATCH`: micro, tiny, S, B, L or XL, and 2, 4 or 8.
         channels: Image channels the model is meant for; checked against the data. null takes the data's.
+        unit_input: Divide the noisy image by its standard deviation at t before the network sees it, for
+            paths and data on which that is far from 1.
     """
 
     name: Literal["sit"] = "sit"
     size: str = "tiny/2"
     channels: int | None = None
+    unit_input: bool = False
 
 
-def build(config: ModelConfig, shape: tuple[int, int, int], num_classes: int, *, seed: int = 0) -> SiT:
+def build(
+    config: ModelConfig,
+    shape: tuple[int, int, int],
+    num_classes: int,
+    *,
+    seed: int = 0,
+    interpolant: Interpolant | None = None,
+    data_std: float | None = None,
+) -> SiT:
     """Build and initialise the model for images of one shape.
 
     Args:
@@ -55,9 +68,12 @@ def build(config: ModelConfig, shape: tuple[int, int, int], num_classes: int, *,
         shape: (C, H, W) of the images.
         num_classes: Classes of the data; 0 for an unconditional model.
         seed: Seed of the initial weights. The global random state is left as it was.
+        interpolant: The path that the model is for; needed with `unit_input` and not looked at without.
+        data_std: Standard deviation of the training images in model units; needed as `interpolant` is.
 
     Raises:
-        UserError: An unknown size, or one that does not fit the images.
+        UserError: An unknown size, or one that does not fit the images; `unit_input` on constant images.
+        ValueError: `unit_input` without `interpolant` and `data_std`.
     """
     if config.channels is not None and config.channels != shape[0]:
         raise UserError(
@@ -65,11 +81,22 @@ def build(config: ModelConfig, shape: tuple[int, int, int], num_classes: int, *,
             f"{shape}: change model.channels (null takes the data's) or the data"
         )
     size, patch = _parse_size(config.size)
+    settings = {
+        "patch": patch,
+        "depth": size.depth,
+        "dim": size.dim,
+        "heads": size.heads,
+        "num_classes": num_classes,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(seed)
-        return SiT(
-            shape, patch=patch, depth=size.depth, dim=size.dim, heads=size.heads, num_classes=num_classes
-        )
+        if not config.unit_input:
+            return SiT(shape, **settings)
+        if interpolant is None or data_std is None:
+            raise ValueError("unit_input needs the interpolant and the standard deviation of the data")
+        if not data_std > 0:
+            raise UserError("model.unit_input is on, but the images are constant: leave it out")
+        return UnitInputSiT(shape, interpolant=interpolant, data_std=data_std, **settings)
 
 
 def _parse_size(text: str) -> tuple[Size, int]:

@@ -1,8 +1,8 @@
 """Recipes: YAML files that ship in the wheel.
 
-A recipe at the top of this folder is an experiment: data, model and optimizer. One in `methods/` is a method of a
-paper, the few keys that make it, to be laid over an experiment: `flowtempo train digits min-snr --run ...`. The
-comment at the top of each is its title, its source and how to use it.
+A recipe at the top of this folder is an experiment: data, model and optimizer. One in `methods/` is a method
+of a paper, the few keys that make it, to be laid over an experiment: `flowtempo train digits min-snr --run
+FOLDER`. The comment at the top of each is its title, its source and how to use it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure, SubFigure
 
 from flowtempo.design import Design
 from flowtempo.errors import UserError
-from flowtempo.interpolants import INTERPOLANTS, Interpolant, Linear
+from flowtempo.interpolants import STANDARD, Interpolant, Linear
 from flowtempo.predictions import Prediction
 from flowtempo.report import figures, style
 from flowtempo.report.figures import probes, variance
@@ -34,7 +34,7 @@ def save_profile_png(
     """Draw a `profile.json` into one PNG.
 
     Over log-SNR the posterior variance and S, with the range in which the lower edge has collapsed and the
-    class-conditional bracket; in words what they say; over t the target variance on every path.
+    class-conditional bracket; in words what they say; over t the target variance on the standard paths.
 
     Args:
         profile: What `flowtempo measure` wrote.
@@ -48,12 +48,12 @@ def save_profile_png(
     bracket, interpolant = Bracket.load(profile), interpolant or Linear()
     with _drawing(profile):
         figure = style.new_figure(3 * style.WIDTH, 2 * (style.HEIGHT + _KEY))
-        cells: Any = figure.subfigures(2, len(INTERPOLANTS))
+        cells: Any = figure.subfigures(2, len(STANDARD))
         variance.draw_posterior_variance(cells[0, 0], bracket, interpolant)
         variance.draw_explained_variance(cells[0, 1], bracket, interpolant)
         _write(cells[0, 2], "What this says", verdict(bracket, interpolant))
-        for cell, name in zip(cells[1], INTERPOLANTS, strict=True):
-            variance.draw_target_variance(cell, bracket, INTERPOLANTS[name](), prediction)
+        for cell, path in zip(cells[1], STANDARD, strict=True):
+            variance.draw_target_variance(cell, bracket, path, prediction)
         style.to_png(figure, output)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flowtempo.design import Design, design
 from flowtempo.errors import UserError
-from flowtempo.interpolants import INTERPOLANTS, Interpolant, interpolant
+from flowtempo.interpolants import STANDARD, Interpolant, interpolant
 from flowtempo.predictions import Prediction
 from flowtempo.report import figures
 from flowtempo.report.figures import probes
@@ -30,7 +30,7 @@ def of_profile(
             "variances": [],
         }
     collapsed = " Grey: the lower edge has collapsed there." if collapse(bracket.lower) is not None else ""
-    others = [INTERPOLANTS[name]() for name in INTERPOLANTS if name != path.name]
+    others = [other for other in STANDARD if other != path]
     return {
         "posterior_variance": drawn(
             lambda: figures.posterior_variance(bracket, path),

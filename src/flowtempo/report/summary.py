@@ -9,6 +9,8 @@ from typing import Any
 
 from flowtempo.densities import Density, LogitNormal
 from flowtempo.design import Design
+from flowtempo.errors import UserError
+from flowtempo.interpolants import interpolant
 from flowtempo.report.figures import REFERENCES
 from flowtempo.report.records import Run, flatten
 from flowtempo.report.style import SERIES
@@ -125,7 +127,7 @@ def caveats(
             lines.append(f"{name}: made from another profile than the one shown here.")
         for arm in arms:
             path = str(arm.setting("objective.interpolant", design.interpolant))
-            if path != design.interpolant:
+            if not _same_path(path, design.interpolant):
                 lines.append(
                     f"{name}: made for the {design.interpolant} path, but {arm.name} trains on the {path} "
                     "path, where the same t is another noise level."
@@ -140,6 +142,13 @@ def caveats(
                 f"step {arm.steps:,}."
             )
     return lines
+
+
+def _same_path(first: str, second: str) -> bool:
+    try:
+        return interpolant(first) == interpolant(second)
+    except UserError:
+        return first == second
 
 
 def _digests(bracket: Bracket) -> list[str]:

@@ -195,7 +195,7 @@ def probe(
     _check_finite(moments, t)
     labelled = samples.y is not None
     model_says = {
-        "interpolant": objective.interpolant.name,
+        "interpolant": str(objective.interpolant),
         "prediction": objective.prediction,
         "direction": objective.direction,
         **(setting or {}),

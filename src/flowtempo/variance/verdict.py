@@ -168,7 +168,7 @@ def _time(interpolant: Interpolant, log_snr: float) -> float:
 
 
 def _path(interpolant: Interpolant) -> str:
-    return f"{interpolant.name.replace('_', '-')} path"
+    return f"{str(interpolant).replace('_', '-')} path"
 
 
 def _t(t: float) -> str:

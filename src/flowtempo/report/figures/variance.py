@@ -130,7 +130,7 @@ def log_snr_axis(axes: Axes, interpolant: Interpolant) -> None:
 
 def time_label(interpolant: Interpolant) -> str:
     """Label of an axis of t."""
-    return f"t on the {interpolant.name.replace('_', '-')} path"
+    return f"t on the {str(interpolant).replace('_', '-')} path"
 
 
 def _log_snr(interpolant: Interpolant, t: float) -> float:
