@@ -30,6 +30,7 @@ __all__ = [
     "check_prediction",
     "convert",
     "error_factor",
+    "log_error_factor",
     "scaled_error_factor",
     "target",
 ]
@@ -151,6 +152,34 @@ def scaled_error_factor(prediction: Prediction, interpolant: Interpolant, t: Ten
     if prediction == "v":
         return (alpha**2 + sigma**2) ** 2
     return interpolant.wronskian(t) ** 2
+
+
+def log_error_factor(prediction: Prediction, interpolant: Interpolant, t: Tensor) -> Tensor:
+    """Logarithm of `error_factor`, which neither over- nor underflows near the ends.
+
+    Args:
+        prediction: One of `PREDICTIONS`.
+        interpolant: The path.
+        t: Times inside (0, 1), any shape.
+
+    Returns:
+        The shape of `t`, float32 at least.
+
+    Raises:
+        UserError: If the prediction is unknown.
+    """
+    check_prediction(prediction)
+    log_snr, log_sigma = interpolant.log_snr(t), interpolant.sigma(t).log()
+    if prediction == "data":
+        return torch.zeros_like(log_snr)
+    if prediction == "noise":
+        return log_snr
+    if prediction == "score":
+        return log_snr - 2 * log_sigma
+    if prediction == "v":
+        return 2 * (log_sigma - torch.nn.functional.logsigmoid(-log_snr))
+    # W = log_snr' alpha sigma / 2
+    return 2 * ((interpolant.d_log_snr(t) / 2).log() + log_snr / 2 + log_sigma)
 
 
 def _data(value: Tensor, x_t: Tensor, t: Tensor, interpolant: Interpolant, source: Prediction) -> Tensor:

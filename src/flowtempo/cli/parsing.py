@@ -63,8 +63,9 @@ def call(module: ModuleType, name: str, words: Sequence[str]) -> int:
     arguments = [_underscored(word, parser) for word in words]
     given: dict[str, str | None] = {"run": None} if first_word == "RUN" else {}
     if first_word == "RUN" and arguments and not arguments[0].startswith("-"):
-        given["run"], *arguments = arguments
-        arguments = [*_run_arguments(given["run"], run_keys, arguments), *arguments]
+        folder, *arguments = arguments
+        given["run"] = folder
+        arguments = [*_run_arguments(folder, run_keys, arguments), *arguments]
     elif first_word == "RECIPE":
         count = next((k for k, word in enumerate(arguments) if word.startswith("-")), len(arguments))
         arguments = [*_recipe_arguments(arguments[:count], recipe_keys), *arguments[count:]]

@@ -22,8 +22,8 @@ class OptimalTransport:
     (label, time, index) stays with it and each noise is used once.
 
     Labels are not looked at: with a class-conditional model the noise of a class is then no longer standard
-    normal, though generation starts from standard-normal noise for each class. See
-    `OptimalTransportByLabel`.
+    normal, though generation starts from standard-normal noise for each class (Cheng & Schwing, arXiv
+    2503.10636). See `OptimalTransportByLabel`.
 
     Paths that are coupled are no longer those that `flowtempo measure` and weightings by SNR speak of, where
     noise and data are independent: the posterior of an image given a noisy one is another.

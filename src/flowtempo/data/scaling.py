@@ -19,9 +19,9 @@ Standardise = Literal["whole", "channel"]
 class Scaling:
     """Images to model units, x -> (x - shift) factor in each channel, with the statistics of training data.
 
-    A larger standard deviation shifts all log-SNRs by 2 ln of the ratio (FasterDiT, arXiv 2410.10356,
-    section 3.2: one factor for all channels). With a mean and a factor for each channel it also equalises
-    the channels (LightningDiT, arXiv 2501.01423, there for latents).
+    Another standard deviation shifts all log-SNRs by 2 ln of the ratio (FasterDiT, arXiv 2410.10356: one
+    factor for all channels). A mean and a factor for each channel also make the channels alike (LightningDiT,
+    arXiv 2501.01423, for latents).
 
     Attributes:
         target_std: The standard deviation in model units; None leaves images as they are.

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from flowtempo.errors import UserError
 from flowtempo.interpolants import Interpolant, per_sample
-from flowtempo.objectives.losses import direction, mse
+from flowtempo.objectives.losses import direction, mse, weighted
+from flowtempo.objectives.weightings import Weighting
 from flowtempo.predictions import Prediction, check_prediction, target
 
 
@@ -18,7 +19,7 @@ class Losses:
     """Losses of a batch, one value per sample.
 
     Attributes:
-        total: (B,), the weighted sum of the terms: what is optimised.
+        total: (B,), the sum of the terms by their coefficients, times the weighting: what is optimised.
         terms: Each term by name, (B,), before its coefficient.
     """
 
@@ -36,6 +37,7 @@ class Objective:
         interpolant: The path between noise and data.
         prediction: What the network's output stands for.
         direction: Coefficient of the direction loss, 0 for none; needs prediction "velocity".
+        weighting: Weight of the sum of both over the noise axis; None is 1 on the loss of this prediction.
 
     Raises:
         UserError: If the prediction is unknown, or the coefficient is negative, infinite or without effect.
@@ -44,6 +46,7 @@ class Objective:
     interpolant: Interpolant
     prediction: Prediction = "velocity"
     direction: float = 0.0
+    weighting: Weighting | None = None
 
     def __post_init__(self) -> None:
         check_prediction(self.prediction)
@@ -77,7 +80,10 @@ class Objective:
         else:
             wanted = target(self.prediction, x1, x0, t, self.interpolant)
         squared = mse(output, wanted)
-        if self.direction == 0:
-            return Losses(squared, {"mse": squared})
-        angle = direction(output, wanted)
-        return Losses(squared + self.direction * angle, {"mse": squared, "direction": angle})
+        total, terms = squared, {"mse": squared}
+        if self.direction > 0:
+            angle = direction(output, wanted)
+            total, terms = squared + self.direction * angle, {**terms, "direction": angle}
+        if self.weighting is not None:
+            total = weighted(total, self.weighting.weight(self.prediction, self.interpolant, t).to(total))
+        return Losses(total, terms)

@@ -35,6 +35,9 @@ class MultiSample:
     variance. What is left of it falls as 1 / size where the noise hides which image it is; where the noise is
     weak there is nothing to gain.
 
+    The samples of a label share a set, and what is left of the variance is common to them: a batch gains as
+    far as the set is larger than the label's part of the batch.
+
     With the direction loss, which is not linear in the target, the objective becomes another one.
 
     Attributes:
@@ -163,7 +166,7 @@ class Banks:
         """
         low = (interpolant.log_snr(t) < self.settings.below).cpu()
         label = torch.full(t.shape, self._null) if y is None else y.cpu()
-        own = torch.as_tensor(indices)
+        own = torch.as_tensor(indices).cpu()
         x1, x0 = x1.clone(), x0.clone()
         for value in sorted(set(label[low].tolist())):
             rows = torch.nonzero(low & (label == value))[:, 0]
