@@ -69,11 +69,13 @@ class Weighting(ABC):
     """A weight of the loss as a function of time on a path.
 
     Weights at t = 0 and t = 1 are the limits where these are finite, and otherwise those of a time nearby.
+    Where the log-SNR of a path stands still (the clipped ends of Chen's) no weight on the velocity loss is
+    right.
     """
 
     name: ClassVar[str]
     stated_on: ClassVar[Prediction] = "data"
-    """The prediction whose squared error the paper's formula multiplies."""
+    """The prediction whose squared error `_log_weight` multiplies."""
 
     def weight(self, prediction: Prediction, interpolant: Interpolant, t: Tensor) -> Tensor:
         """The weight on the loss that `Objective` computes for a prediction.
@@ -90,15 +92,16 @@ class Weighting(ABC):
             UserError: If the prediction is unknown.
         """
         t = t.double().clamp(_FIRST, _LAST)
-        factor = log_error_factor("noise" if prediction == "score" else prediction, interpolant, t)
-        return (self._log_on_data(interpolant, t) - factor).exp()
+        weight = self._log_weight(interpolant, t)
+        loss: Prediction = "noise" if prediction == "score" else prediction
+        if loss != self.stated_on:
+            weight = weight + log_error_factor(self.stated_on, interpolant, t)
+            weight = weight - log_error_factor(loss, interpolant, t)
+        return weight.exp()
 
     def on_data(self, interpolant: Interpolant, t: Tensor) -> Tensor:
         """The equivalent weight on the squared error of the data prediction; as `weight` otherwise."""
         return self.weight("data", interpolant, t)
-
-    def _log_on_data(self, interpolant: Interpolant, t: Tensor) -> Tensor:
-        return self._log_weight(interpolant, t) + log_error_factor(self.stated_on, interpolant, t)
 
     @abstractmethod
     def _log_weight(self, interpolant: Interpolant, t: Tensor) -> Tensor:
@@ -354,13 +357,10 @@ class SigmaSqrt(Weighting):
     """
 
     name: ClassVar[str] = "sigma_sqrt"
-    stated_on: ClassVar[Prediction] = "velocity"
-
-    def _log_on_data(self, interpolant: Interpolant, t: Tensor) -> Tensor:
-        return -4 * _log_noise_level(interpolant.log_snr(t))
 
     def _log_weight(self, interpolant: Interpolant, t: Tensor) -> Tensor:
-        return self._log_on_data(interpolant, t) - log_error_factor(self.stated_on, interpolant, t)
+        # The linear path's velocity error is the data error / tau^2.
+        return -4 * _log_noise_level(interpolant.log_snr(t))
 
 
 @final
@@ -373,14 +373,11 @@ class CosMap(Weighting):
     """
 
     name: ClassVar[str] = "cosmap"
-    stated_on: ClassVar[Prediction] = "velocity"
-
-    def _log_on_data(self, interpolant: Interpolant, t: Tensor) -> Tensor:
-        tau = _log_noise_level(interpolant.log_snr(t)).exp()
-        return (2 / (math.pi * ((1 - tau) ** 2 + tau**2))).log() - 2 * tau.log()
 
     def _log_weight(self, interpolant: Interpolant, t: Tensor) -> Tensor:
-        return self._log_on_data(interpolant, t) - log_error_factor(self.stated_on, interpolant, t)
+        log_tau = _log_noise_level(interpolant.log_snr(t))
+        tau = log_tau.exp()
+        return (2 / (math.pi * ((1 - tau) ** 2 + tau**2))).log() - 2 * log_tau
 
 
 WEIGHTINGS: dict[str, Callable[..., Weighting]] = {
