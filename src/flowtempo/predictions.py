@@ -75,8 +75,9 @@ def convert(
 
     Poles are those of the formulas: from noise or score at alpha = 0 (the noisy end, nothing is known of the
     data) and from data at sigma = 0 (the data end), and to score at sigma = 0. Between velocity and v, and
-    from either to data or noise, there is none, except that the variance-preserving velocity itself is
-    infinite at sigma = 0. Near a pole rounding errors grow as 1 / alpha or 1 / sigma.
+    from either to data or noise, there is none, except where the interpolant says so: a velocity that is
+    itself infinite (most variance-preserving paths at sigma = 0), and one that is 0 where the path stands
+    still, which says nothing of the data. Near a pole rounding errors grow as 1 / alpha or 1 / sigma.
 
     Args:
         value: The prediction, (B, ...).

@@ -147,8 +147,9 @@ def test_zero_terminal_snr_keeps_the_first_step_and_ends_in_noise():
         torch.testing.assert_close(path.alpha_bars()[0], base.alpha_bars()[0], rtol=1e-15, atol=0)
     with pytest.raises(UserError, match="not linear"):
         ZeroTerminalSnr(Linear())
-    with pytest.raises(UserError, match="whole steps"):
-        interpolant("zero_terminal_snr(shifted(ddpm_linear, 2))")
+    for wrong in ("shifted(ddpm_linear, 2)", "zero_terminal_snr(ddpm_linear)"):
+        with pytest.raises(UserError, match="whole steps"):
+            interpolant(f"zero_terminal_snr({wrong})")
     assert Shifted(ZeroTerminalSnr(DdpmLinear()), 2).alpha(torch.zeros(1)) == 0
 
 

@@ -97,7 +97,7 @@ def generate_samples(
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = load_run(run, step, track, device)
-    data = load(loaded.config.data)
+    data = load(loaded.config.data, scaling=loaded.scaling)
     loaded.check_data(data)
     loaded.check_guidance(guidance)
     data.to_uint8(torch.zeros(1, *loaded.shape))  # refuses what has no pixels before anything is generated

@@ -14,6 +14,8 @@ COMMANDS = {
     "demo": "the whole job on scikit-learn's digits, in a few minutes",
     "measure": "bracket the target variance of a data set over log-SNR -> profile.json",
     "design": "turn a profile into a timestep density -> density.json",
+    "inspect": "show where densities, recipes and runs look, over t and log-SNR",
+    "export": "say a density in another trainer's words: flags, Python or a table",
     "train": "train a model, drawing times from any density -> a run folder",
     "probe": "measure a run's gradients and losses over the noise axis -> probe.json",
     "generate": "generate images from a run's checkpoint",

@@ -180,7 +180,7 @@ def _of_run(
         mine = newest_step(run) if part.rank == 0 else 0
         step = int(part.sum(torch.tensor(mine)))
     loaded = load_run(run, step, track, device)
-    data = load(config)
+    data = load(config, scaling=loaded.scaling)
     loaded.check_data(data)
     trained_on: ArrayData | None = data
     doubt = None
@@ -201,7 +201,7 @@ def _of_run(
 def _training_images(loaded: LoadedRun) -> tuple[ArrayData | None, str | None]:
     """The images that a run was trained on, or why they cannot be had."""
     try:
-        images = load(loaded.config.data)
+        images = load(loaded.config.data, scaling=loaded.scaling)
     except UserError as error:
         return None, f"the run's training images cannot be compared with them ({error})"
     if images.fingerprint != loaded.data["fingerprint"]:

@@ -74,6 +74,10 @@ class Density(ABC):
         outside = [(0.0, self.low), (self.high, 1.0)]
         return [(lo, hi) for lo, hi in outside if lo < hi]
 
+    def edges(self) -> list[float]:
+        """Times in (0, 1) where the pdf is not smooth, in order."""
+        return [t for t in (self.low, self.high) if 0 < t < 1]
+
     @abstractmethod
     def __str__(self) -> str: ...
 

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from flowtempo.densities.base import Density
+from flowtempo.densities.inverse import invert, with_slope
 from flowtempo.errors import UserError
 from flowtempo.forms import number
+
+_GREATEST_MODE = 2 / (math.pi - 2)
 
 
 @final
@@ -71,7 +74,7 @@ class LogitNormal(Density):
         return torch.where((t > 0) & (t < 1), log_pdf, -torch.inf).exp()
 
     def _cdf(self, t: Tensor) -> Tensor:
-        return _normal_cdf(self._z(t))
+        return normal_cdf(self._z(t))
 
     def _quantile(self, u: Tensor) -> Tensor:
         return torch.sigmoid(self.mean + self.std * torch.special.ndtri(u))
@@ -80,13 +83,87 @@ class LogitNormal(Density):
         z = self._z(torch.tensor([lo, hi], dtype=torch.float64))
         # In the upper tail the complements keep the digits that a difference near 1 would lose.
         z = -z.flip(0) if z[0] > 0 else z
-        ends = _normal_cdf(z)
+        ends = normal_cdf(z)
         return float(ends[1] - ends[0])
 
     def __str__(self) -> str:
         return f"logit_normal({number(self.mean)}, {number(self.std)})"
 
 
-def _normal_cdf(z: Tensor) -> Tensor:
+@final
+@dataclass(frozen=True)
+class Mode(Density):
+    """SD3's mode sampling: t = u + scale (u - sin^2(pi u / 2)) for a uniform u.
+
+    The same draw in the noise level 1 - t is Esser et al., arXiv 2403.03206, equation 20, at 1 - u: a
+    positive scale draws towards the middle, a negative one towards both ends. The map is the inverse CDF
+    itself; the pdf is the inverse of its slope, infinite at t = 1/2 for the greatest scale and at both ends
+    for the least.
+
+    Attributes:
+        scale: -1 to 2 / (pi - 2) = 1.7519; SD3 and diffusers use 1.29.
+
+    Raises:
+        UserError: If the scale is outside that range, where the map is not monotone.
+    """
+
+    scale: float
+
+    def __post_init__(self) -> None:
+        if not -1 <= self.scale <= _GREATEST_MODE:
+            raise UserError(
+                f"mode: scale = {self.scale} must be between -1 and 2 / (pi - 2) = 1.7519: beyond, the map"
+                " from uniforms to times is not monotone"
+            )
+
+    def _slope(self, u: Tensor) -> Tensor:
+        return (1 + self.scale * (1 - math.pi / 2 * torch.sin(math.pi * u))).clamp(min=0)
+
+    def _level(self, t: Tensor) -> Tensor:
+        # From the nearer end: the map is odd about (1/2, 1/2).
+        near = torch.minimum(t, 1 - t)
+        # Up to 1/2, u >= sin^2(pi u / 2): that bounds t by multiples of u.
+        ends = near / (1 + max(self.scale, 0)), near / max(1 + min(self.scale, 0), 1e-300)
+        u = invert(self._quantile, self._slope, near, ends[0], ends[1].clamp(max=0.5))
+        return torch.where(t <= 0.5, u, 1 - u)
+
+    def _pdf(self, t: Tensor) -> Tensor:
+        return 1 / self._slope(self._level(t))
+
+    def _cdf(self, t: Tensor) -> Tensor:
+        level = self._level(t.detach())
+        return with_slope(level, 1 / self._slope(level), t)
+
+    def _quantile(self, u: Tensor) -> Tensor:
+        return (1 + self.scale) * u - self.scale * torch.sin(math.pi / 2 * u) ** 2
+
+    def __str__(self) -> str:
+        return f"mode({number(self.scale)})"
+
+
+@final
+@dataclass(frozen=True)
+class CosMap(Density):
+    """SD3's CosMap, 2 / (pi (1 - 2 t + 2 t^2)): drawn on the linear path, log-SNR is the cosine schedule's.
+
+    Esser et al., arXiv 2403.03206, equation 21. It is the same in t and in the noise level 1 - t.
+    """
+
+    def _pdf(self, t: Tensor) -> Tensor:
+        return 2 / (math.pi * (t**2 + (1 - t) ** 2))
+
+    def _cdf(self, t: Tensor) -> Tensor:
+        return torch.atan2(t, 1 - t) * (2 / math.pi)
+
+    def _quantile(self, u: Tensor) -> Tensor:
+        sine = torch.sin(math.pi / 2 * u)
+        return sine / (sine + torch.sin(math.pi / 2 * (1 - u)))
+
+    def __str__(self) -> str:
+        return "cosmap"
+
+
+def normal_cdf(z: Tensor) -> Tensor:
+    """Mass of the standard normal below z."""
     # torch.special.ndtr is (1 + erf) / 2, which is 0 below -8.3; this keeps the digits of the lower tail.
     return torch.erfc(z * -math.sqrt(0.5)) / 2

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from flowtempo.densities.base import Density
+from flowtempo.densities.inverse import invert
 from flowtempo.errors import UserError
 from flowtempo.forms import number
 
 # A part this small leaves the quantile of a truncation with fewer than ten digits.
 _LEAST_MASS = 1e-6
-
-_EPS = torch.finfo(torch.float64).eps
 
 
 @final
@@ -45,28 +44,14 @@ class Mixture(Density):
         return (1 - self.floor) * self.base.cdf(t) + self.floor * t
 
     def _quantile(self, u: Tensor) -> Tensor:
-        # The CDF minus u is not positive at the lesser of u and the base's quantile, and not negative at
-        # the greater, so the root lies between: Newton steps, and a bisection wherever one would leave the
-        # bracket or does not halve the last. Settled means within the rounding of the CDF or of t.
-        inverse = self.base.quantile(u)
-        lo, hi = torch.minimum(u, inverse), torch.maximum(u, inverse)
-        t = (lo + hi) / 2
-        last = hi - lo
-        for _ in range(100):
-            excess = self._cdf(t) - u
-            lo, hi = torch.where(excess < 0, t, lo), torch.where(excess < 0, hi, t)
-            step = excess / self._pdf(t)
-            settled = (excess.abs() <= 64 * _EPS * u) | (torch.minimum(step.abs(), hi - lo) <= _EPS * t)
-            if bool(settled.all()):
-                break
-            newton = t - step
-            good = (newton >= lo) & (newton <= hi) & (step.abs() < last / 2)
-            moved = torch.where(settled, t, torch.where(good, newton, (lo + hi) / 2))
-            last, t = (moved - t).abs(), moved
-        return t
+        return _between(self, self.base.quantile(u), u, u)
 
     def _mass(self, lo: float, hi: float) -> float:
         return (1 - self.floor) * self.base.mass(lo, hi) + self.floor * (hi - lo)
+
+    def edges(self) -> list[float]:
+        """Times in (0, 1) where the pdf is not smooth, in order."""
+        return self.base.edges()
 
     def __str__(self) -> str:
         return f"mixture({self.base}, {number(self.floor)})"
@@ -74,8 +59,61 @@ class Mixture(Density):
 
 @final
 @dataclass(frozen=True)
+class Blend(Density):
+    """(1 - share) first + share second.
+
+    Attributes:
+        first: A density.
+        second: Another one; for a uniform floor write `mixture`.
+        share: Share of the second, above 0 and below 1.
+
+    Raises:
+        UserError: If the share is out of range, or the two are the same.
+    """
+
+    first: Density
+    second: Density
+    share: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise UserError(f"blend: share = {self.share} must be above 0 and below 1")
+        if self.first == self.second:
+            raise UserError(f"blend: both are {self.first}, so that the share has no effect: write it alone")
+        object.__setattr__(self, "low", min(self.first.low, self.second.low))
+        object.__setattr__(self, "high", max(self.first.high, self.second.high))
+
+    def _pdf(self, t: Tensor) -> Tensor:
+        return (1 - self.share) * self.first.pdf(t) + self.share * self.second.pdf(t)
+
+    def _cdf(self, t: Tensor) -> Tensor:
+        return (1 - self.share) * self.first.cdf(t) + self.share * self.second.cdf(t)
+
+    def _quantile(self, u: Tensor) -> Tensor:
+        return _between(self, self.first.quantile(u), self.second.quantile(u), u)
+
+    def _mass(self, lo: float, hi: float) -> float:
+        return (1 - self.share) * self.first.mass(lo, hi) + self.share * self.second.mass(lo, hi)
+
+    def gaps(self) -> list[tuple[float, float]]:
+        """Intervals of [0, 1] with zero density, in order: those that both leave out."""
+        both = [
+            (max(lo, low), min(hi, high)) for lo, hi in self.first.gaps() for low, high in self.second.gaps()
+        ]
+        return sorted((lo, hi) for lo, hi in both if lo < hi)
+
+    def edges(self) -> list[float]:
+        """Times in (0, 1) where the pdf is not smooth, in order."""
+        return sorted({*self.first.edges(), *self.second.edges()})
+
+    def __str__(self) -> str:
+        return f"blend({self.first}, {self.second}, {number(self.share)})"
+
+
+@final
+@dataclass(frozen=True)
 class Truncated(Density):
-    """The density of `base` given low <= t <= high, drawn by the inverse CDF, without rejection.
+    """The density of `base` given low <= t <= high, in the final time, drawn by the inverse CDF, without rejection.
 
     Attributes:
         base: The density to cut.
@@ -125,5 +163,14 @@ class Truncated(Density):
         inside = [(max(lo, self.low), min(hi, self.high)) for lo, hi in self.base.gaps()]
         return sorted(super().gaps() + [(lo, hi) for lo, hi in inside if lo < hi])
 
+    def edges(self) -> list[float]:
+        """Times in (0, 1) where the pdf is not smooth, in order."""
+        return sorted({*super().edges(), *(t for t in self.base.edges() if self.low < t < self.high)})
+
     def __str__(self) -> str:
         return f"truncated({self.base}, {number(self.low)}, {number(self.high)})"
+
+
+def _between(density: Density, one: Tensor, other: Tensor, u: Tensor) -> Tensor:
+    """Quantile of a weighted sum of two densities, which lies between the quantiles of the two."""
+    return invert(density.cdf, density.pdf, u, torch.minimum(one, other), torch.maximum(one, other))

@@ -88,6 +88,10 @@ class Tabulated(Density):
         ]
         return sorted(super().gaps() + inside)
 
+    def edges(self) -> list[float]:
+        """Times in (0, 1) where the pdf is not smooth, in order."""
+        return [t for t in self.grid.tolist() if 0 < t < 1]
+
     def _cell(self, index: Tensor) -> tuple[Tensor, ...]:
         """Ends of the cells, the pdf there and the CDF there."""
         grid, values, cumulative = (

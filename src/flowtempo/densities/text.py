@@ -6,9 +6,15 @@ from collections.abc import Callable
 
 from flowtempo import forms
 from flowtempo.densities.base import Density
-from flowtempo.densities.closed import LogitNormal, Uniform
-from flowtempo.densities.composed import Mixture, Truncated
+from flowtempo.densities.beta import Beta
+from flowtempo.densities.closed import CosMap, LogitNormal, Mode, Uniform
+from flowtempo.densities.composed import Blend, Mixture, Truncated
+from flowtempo.densities.power import Power
+from flowtempo.densities.shifted import Shifted
+from flowtempo.densities.sigma import EDM
+from flowtempo.densities.steps import Piecewise, Speed
 from flowtempo.densities.table import Tabulated
+from flowtempo.interpolants import FORMS as INTERPOLANT_FORMS
 
 
 def _table(path: str) -> Density:
@@ -18,17 +24,34 @@ def _table(path: str) -> Density:
 DENSITIES: dict[str, Callable[..., Density]] = {
     "uniform": Uniform,
     "logit_normal": LogitNormal,
-    "mixture": Mixture,
-    "truncated": Truncated,
+    "mode": Mode,
+    "cosmap": CosMap,
+    "edm": EDM,
+    "beta": Beta,
+    "piecewise": Piecewise,
+    "speed": Speed,
     "table": _table,
+    "mixture": Mixture,
+    "blend": Blend,
+    "truncated": Truncated,
+    "shifted": Shifted,
+    "power": Power,
 }
 """Names that `parse` knows and what they build."""
 
-_FORMS = forms.Forms(
+FORMS: forms.Forms[Density] = forms.Forms(
     "density",
     DENSITIES,
     "'uniform', 'logit_normal(-0.75, 1)' or \"mixture(table('density.json'), 0.1)\"",
-    {"base": None, "path": forms.path},
+    {
+        "base": None,
+        "first": None,
+        "second": None,
+        "path": forms.path,
+        "edges": forms.numbers,
+        "masses": forms.numbers,
+        "interpolant": INTERPOLANT_FORMS.read,
+    },
 )
 
 
@@ -47,4 +70,4 @@ def parse(text: str) -> Density:
     """
     if isinstance(text, str) and text.strip().endswith(".json"):
         return Tabulated.load(text.strip())
-    return _FORMS.parse(text)
+    return FORMS.parse(text)

@@ -1,9 +1,10 @@
-"""The logit-normal nearest to a density, for trainers that take only its two numbers."""
+"""The member of a family nearest to a density, for trainers that take only a few numbers."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,8 @@ _POINTS = 4096
 _FIRST_STEP, _SMALLEST_STEP = 0.5, 1e-7
 # Around a fit that is known already, for standard errors.
 _NEAR_STEP, _COARSE_STEP = 0.1, 2e-4
-_NEIGHBOURS = torch.tensor([(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if i or j], dtype=torch.float64)
+# For families whose members are built one by one.
+_FEW_POINTS = 512
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,33 @@ def fit_errors(fit: LogitNormalFit, t: Tensor, cdf: Tensor) -> tuple[float, floa
     return float(found[:, 0].std()), float(found[:, 1].exp().std())
 
 
+def nearest_member(
+    density: Density, member: Callable[..., Density], start: Sequence[float], smallest: float = 1e-5
+) -> list[float]:
+    """The numbers of a family's member with the least Wasserstein-1 distance in t to a density.
+
+    Args:
+        density: The density to come near to.
+        member: The family: any numbers, as many as `start` has, to a density. They should be on scales where
+            1 is a large change.
+        start: Where the search starts.
+        smallest: How exactly the numbers are found.
+    """
+    t = (torch.arange(_FEW_POINTS, dtype=torch.float64) + 0.5) / _FEW_POINTS
+    cdf = density.cdf(t)
+
+    def area(points: Tensor) -> Tensor:
+        rows = points.tolist()
+        return torch.tensor(
+            [[float((member(*point).cdf(t) - cdf).abs().mean()) for point in row] for row in rows],
+            dtype=torch.float64,
+        )
+
+    found, _ = _pattern_search(area, torch.tensor([list(start)], dtype=torch.float64), _FIRST_STEP, smallest)
+    numbers: list[float] = found[0].tolist()
+    return numbers
+
+
 def _area_between(t: Tensor, weight: Tensor, cdf: Tensor) -> Callable[[Tensor], Tensor]:
     """The area between given CDFs (R, T) and those of logit-normals (mean, log std), (R, n, 2) -> (R, n)."""
     logit = torch.logit(t)
@@ -84,21 +113,23 @@ def _area_between(t: Tensor, weight: Tensor, cdf: Tensor) -> Callable[[Tensor], 
 def _pattern_search(
     function: Callable[[Tensor], Tensor], start: Tensor, step: float, smallest: float
 ) -> tuple[Tensor, Tensor]:
-    """Minimise R functions of two numbers: go to the best of eight neighbours, else halve the step.
+    """Minimise R functions of D numbers: go to the best of the 3^D - 1 neighbours, else halve the step.
 
     Args:
-        function: The values (R, n) at n points for each function, (R, n, 2).
-        start: (R, 2).
+        function: The values (R, n) at n points for each function, (R, n, D).
+        start: (R, D).
         step: First step.
         smallest: The search ends below this step.
 
     Returns:
-        Where the least values are, (R, 2), and the values, (R,).
+        Where the least values are, (R, D), and the values, (R,).
     """
+    moves = [move for move in itertools.product((-1, 0, 1), repeat=start.shape[-1]) if any(move)]
+    directions = torch.tensor(moves, dtype=torch.float64)
     best, least = start, function(start[:, None])[:, 0]
     steps = torch.full_like(least, step)
     while bool((steps > smallest).any()):
-        neighbours = best[:, None] + steps[:, None, None] * _NEIGHBOURS
+        neighbours = best[:, None] + steps[:, None, None] * directions
         value, index = function(neighbours).min(1)
         better = value < least
         best = torch.where(better[:, None], neighbours[torch.arange(len(best)), index], best)

@@ -157,7 +157,7 @@ class Preserving(Interpolant):
     """A path with alpha^2 + sigma^2 = 1, from alpha, sigma and alpha'.
 
     Where sigma = 0 and alpha' > 0 sigma has a vertical tangent, so that sigma', the Wronskian and the
-    velocity have a pole (-inf, +inf, infinite); the way back from a velocity is written without it.
+    velocity have a pole (-inf, +inf, infinite); the way back from a velocity is finite.
     """
 
     def _d_sigma(self, t: Tensor, rest: Tensor) -> Tensor:
@@ -168,10 +168,6 @@ class Preserving(Interpolant):
 
     def _velocity_to_data(self, t: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
         return self._sigma(t, rest) ** 2 / self._d_alpha(t, rest), self._alpha(t, rest)
-
-    def _velocity_to_noise(self, t: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
-        alpha, sigma = self._alpha(t, rest), self._sigma(t, rest)
-        return -alpha * sigma / self._d_alpha(t, rest), sigma
 
 
 def wide(t: Tensor) -> Tensor:

@@ -180,7 +180,8 @@ class ChenCosine(Chen):
         missing = -math.expm1(2 * self.tau * math.log(math.sin(high))) + noise * whole
         log_y = torch.where(missing < 0.5, torch.log1p(-missing), (y_low + gamma * whole).log())
         sine, cosine = (log_y / (2 * self.tau)).exp(), (-torch.expm1(log_y / self.tau)).sqrt()
-        return (torch.atan2(sine, cosine) - low) / self._span
+        # Rounding must not keep it from the end.
+        return torch.where(noise > 0, (torch.atan2(sine, cosine) - low) / self._span, 1.0)
 
 
 @final

@@ -12,7 +12,7 @@ from torch import Tensor
 from flowtempo.errors import UserError
 from flowtempo.interpolants.base import Interpolant, wide
 
-_NEWTON_STEPS = 15
+_NEWTON_STEPS = 8
 
 
 class _BySnr(Interpolant):
@@ -32,12 +32,6 @@ class _BySnr(Interpolant):
 
     def _wronskian(self, t: Tensor, rest: Tensor) -> Tensor:
         return self._d_log_snr(t, rest) * self._alpha(t, rest) * self._sigma(t, rest) / 2
-
-    def _velocity_to_data(self, t: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
-        return self._sigma(t, rest) / self._wronskian(t, rest), self._alpha(t, rest)
-
-    def _velocity_to_noise(self, t: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
-        return -self._alpha(t, rest) / self._wronskian(t, rest), self._sigma(t, rest)
 
 
 @final
@@ -155,7 +149,7 @@ class InterpolatedCosine(_BySnr):
         return rest * at_noise._d_log_snr(t, rest) + t * at_data._d_log_snr(t, rest) + turn
 
     def time(self, log_snr: Tensor) -> Tensor:
-        """Inverse of `log_snr` by Newton's method in float64; 0 below `low` and 1 above `high`."""
+        """Inverse of `log_snr` by Newton's method in float64; beyond the bounds it goes on straight."""
         wanted = wide(log_snr)
         value = wanted.double().clamp(self.low, self.high)
         at_noise, at_data = self._parts()
@@ -167,7 +161,8 @@ class InterpolatedCosine(_BySnr):
             below, above = torch.where(miss < 0, t, below), torch.where(miss < 0, above, t)
             newton = t - miss / self._d_log_snr(t, 1 - t)
             t = torch.where((below <= newton) & (newton <= above), newton, (below + above) / 2)
-        return t.to(wanted.dtype)
+        beyond = (wanted.double() - value) / self._d_log_snr(t, 1 - t)
+        return (t + beyond).to(wanted.dtype)
 
 
 def _check(name: str, low: float, high: float, **sizes: float) -> None:

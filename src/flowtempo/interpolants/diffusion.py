@@ -141,6 +141,3 @@ class VarianceExploding(Interpolant):
     def time(self, log_snr: Tensor) -> Tensor:
         """Return (log sigma_max + log_snr / 2) / log(sigma_max / sigma_min)."""
         return (wide(log_snr) / 2 + math.log(self.sigma_max)) / self._span
-
-    def _velocity_to_data(self, t: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.full_like(t, 1 / self._span), torch.ones_like(t)

@@ -204,7 +204,9 @@ def _checked(s: Tensor, t: Tensor) -> Tensor:
             f"expected one shift, or one for each time of shape {tuple(t.shape)}, not {tuple(s.shape)}"
         )
     s = s.to(t.dtype)
-    good = (s > 0) & s.isfinite()
-    if s.device.type == "cpu" and not good.all():
+    good = (s > 0) & (s < math.inf)
+    if s.device.type != "cpu":
+        return torch.where(good, s, math.nan)
+    if not good.all():
         check_shift(float(s[~good][0]))
-    return torch.where(good, s, math.nan)
+    return s

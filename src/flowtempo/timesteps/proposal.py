@@ -6,19 +6,22 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from flowtempo.densities import Density
 from flowtempo.densities.base import open_interval
 from flowtempo.errors import UserError
-from flowtempo.randomness import permutation, uniform
+from flowtempo.randomness import permutation_array, uniform_array
+from flowtempo.timesteps.drawing import times_and_weights, weights
 
 Spacing = Literal["independent", "stratified"]
 
 _STREAM = "time"
+_LEAST, _GREATEST = open_interval(torch.tensor([0.0, 1.0])).numpy()
 _BANDS = 10
 _TESTS: dict[str, Callable[[Tensor], Tensor]] = {
     "t": lambda t: t,
@@ -78,6 +81,16 @@ class WeightCheck:
         return max(abs(self.mean - 1), *(abs(got - true) for got, true in self.integrals.values()))
 
 
+class Proposing(Protocol):
+    """What gives a proposal for each step of a run: one that stays, or one that changes."""
+
+    def at(self, step: int) -> Proposal:
+        """The proposal of 0-based optimizer step `step`; steps come in order."""
+
+    def describe(self) -> dict[str, Any]:
+        """What a run's header prints: at least what `Proposal.describe` returns."""
+
+
 @dataclass(frozen=True)
 class Proposal:
     """Where t is drawn, and with which spacing.
@@ -92,6 +105,7 @@ class Proposal:
         spacing: "independent", or "stratified": one point in each of B equal strata of probability over the
             global batch (Cochran, "Sampling Techniques", chapter 5), permuted so that a rank or a micro-step
             does not get one end of the axis.
+        steady: Whether more steps will draw from the same densities, which then prepares for them.
 
     Raises:
         UserError: If the spacing is unknown, or the density leaves out times that the target needs.
@@ -100,6 +114,7 @@ class Proposal:
     target: Density
     density: Density | None = None
     spacing: Spacing = "independent"
+    steady: bool = True
 
     def __post_init__(self) -> None:
         if self.spacing not in get_args(Spacing):
@@ -111,6 +126,10 @@ class Proposal:
                     f"density {self.density} never draws t in [{lo:g}, {hi:g}], where target {self.target}"
                     f" has {missed:.3g} of its mass: give the density a floor with mixture(..., 0.05)"
                 )
+
+    def at(self, step: int) -> Proposal:
+        """The proposal of a step: itself, always (see `AdaptiveProposal` and `CurriculumProposal`)."""
+        return self
 
     def draw(self, batch_size: int, *, step: int, seed: int, device: str | torch.device = "cpu") -> Times:
         """Draw the times of the global batch of one optimizer step.
@@ -128,13 +147,20 @@ class Proposal:
         """
         if batch_size < 1:
             raise ValueError(f"batch_size = {batch_size} must be at least 1")
-        u = uniform(seed, _STREAM, step, batch_size)
+        u = uniform_array(seed, _STREAM, step, batch_size)
         if self.spacing == "stratified":
-            u = (torch.arange(batch_size, dtype=torch.float64) + u) / batch_size
-            u = u[permutation(seed, _STREAM, step, batch_size)]
+            u += np.arange(batch_size)
+            u /= batch_size
         # Weights come from the float64 times: a float32 one may round out of a truncated support.
-        t = (self.density or self.target).draw(u, torch.float64)
-        return Times(open_interval(t.float()).to(device), self._weight(t).float().to(device))
+        values = times_and_weights(self.target, self.density, u, steady=self.steady)
+        if self.spacing == "stratified":
+            values = values.take(permutation_array(seed, _STREAM, step, batch_size), axis=1)
+        both = np.ones((2, batch_size), dtype=np.float32)
+        both[: len(values)] = values
+        both[0].clip(_LEAST, _GREATEST, out=both[0])
+        # One copy, and not one to wait for.
+        t, weight = torch.from_numpy(both).to(device, non_blocking=True)
+        return Times(t, weight)
 
     def check(self, points: int = 1 << 16) -> WeightCheck:
         """Integrate the weights and weighted test functions by the midpoint rule in probability.
@@ -185,4 +211,4 @@ class Proposal:
     def _weight(self, t: Tensor) -> Tensor:
         if self.density is None:
             return torch.ones_like(t)
-        return self.target.pdf(t) / self.density.pdf(t)
+        return weights(self.target, self.density, t)

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from flowtempo import randomness
-from flowtempo.data import ArrayData
+from flowtempo.data import ArrayData, OptimalTransport
 from flowtempo.errors import UserError
-from flowtempo.timesteps import Proposal
+from flowtempo.interpolants import Interpolant, Linear
+from flowtempo.objectives import Banks, MultiSample
+from flowtempo.timesteps import Proposal, Proposing
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,14 @@ class Batches:
 
     Args:
         data: The images.
-        proposal: Where t is drawn.
+        proposal: Where t is drawn; of an adaptive one `iterate` asks for one step after the other.
         batch_size: Images of the global batch.
         accumulate: Parts per process.
         seed: Seed of every draw.
         label_dropout: Probability that a label becomes the null label (`data.num_classes`).
+        multi_sample: Replace data and noise by their expectation over several images.
+        coupling: Permute the noise of the global batch.
+        interpolant: The path, which `multi_sample` needs.
         rank: This process.
         world_size: Number of processes.
 
@@ -80,12 +85,15 @@ class Batches:
     def __init__(
         self,
         data: ArrayData,
-        proposal: Proposal,
+        proposal: Proposing,
         *,
         batch_size: int,
         accumulate: int = 1,
         seed: int = 0,
         label_dropout: float = 0.0,
+        multi_sample: MultiSample | None = None,
+        coupling: OptimalTransport | None = None,
+        interpolant: Interpolant = Linear(),  # noqa: B008 (it holds nothing that changes)
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -101,17 +109,39 @@ class Batches:
         self.label_dropout = label_dropout
         share = batch_size // world_size
         self._share = slice(rank * share, (rank + 1) * share)
+        self.coupling = coupling
+        self.interpolant = interpolant
+        self.banks: Banks | None = None
+        if multi_sample is not None:
+            count, labels, classes = len(data), data.labels, data.num_classes
+            self.banks = Banks(
+                multi_sample, data.batch, count=count, labels=labels, num_classes=classes, seed=seed
+            )
         self._epoch: tuple[int, Tensor] | None = None
 
-    def at(self, step: int) -> Batch:
-        """This process's share of the global batch of 0-based optimizer step `step`, on the CPU."""
+    def at(self, step: int, proposal: Proposal | None = None) -> Batch:
+        """This process's share of the global batch of 0-based optimizer step `step`, on the CPU.
+
+        Args:
+            step: The step.
+            proposal: That of the step, if it is known already.
+        """
         local = range(self.batch_size)[self._share]
-        x1, y = self.data.batch(self._indices(step, local))
-        times = self.proposal.draw(self.batch_size, step=step, seed=self.seed)[self._share]
-        x0 = randomness.normal(self.seed, "noise", step, local, self.data.shape)
+        span = local if self.coupling is None else self.coupling.span(local, self.batch_size)
+        indices = self._indices(step, span)
+        x1, y = self.data.batch(indices)
+        proposal = proposal or self.proposal.at(step)
+        times = proposal.draw(self.batch_size, step=step, seed=self.seed)[self._share]
+        x0 = randomness.normal(self.seed, "noise", step, span, self.data.shape)
         if y is not None and self.label_dropout > 0:
-            drawn = randomness.uniform(self.seed, "label dropout", step, self.batch_size)[self._share]
-            y = torch.where(drawn < self.label_dropout, self.data.num_classes, y)
+            drawn = randomness.uniform(self.seed, "label dropout", step, self.batch_size)
+            y = torch.where(drawn[span.start : span.stop] < self.label_dropout, self.data.num_classes, y)
+        if self.coupling is not None:
+            mine = slice(local.start - span.start, local.stop - span.start)
+            x0 = self.coupling.pair(x0, x1, y)[mine]
+            x1, y = x1[mine], None if y is None else y[mine]
+        if self.banks is not None:
+            x1, x0 = self.banks.expected(x1, x0, times.t, y, indices, step=step, interpolant=self.interpolant)
         return Batch(x1, x0, y, times.t, times.weight)
 
     def iterate(self, first: int, last: int, *, pin: bool = False) -> Iterator[Batch]:
@@ -123,15 +153,17 @@ class Batches:
             pin: Put them in page-locked memory, for a GPU.
         """
 
-        def prepare(step: int) -> Batch:
-            return self.at(step).pin() if pin else self.at(step)
+        def prepare(step: int, proposal: Proposal) -> Batch:
+            batch = self.at(step, proposal)
+            return batch.pin() if pin else batch
 
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as pool:
-            ahead = pool.submit(prepare, first)
+            # The proposal is asked for here: what it has been told by now must not depend on the thread.
+            ahead = pool.submit(prepare, first, self.proposal.at(first))
             for step in range(first, last):
                 batch = ahead.result()
                 if step + 1 < last:
-                    ahead = pool.submit(prepare, step + 1)
+                    ahead = pool.submit(prepare, step + 1, self.proposal.at(step + 1))
                 yield batch
 
     def _indices(self, step: int, local: range) -> Tensor:

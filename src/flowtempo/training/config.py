@@ -14,15 +14,23 @@ from typing import Any, Literal
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from flowtempo.data import DataConfig
+from flowtempo.data import DataConfig, OptimalTransport, coupling
 from flowtempo.densities import parse
 from flowtempo.errors import UserError
 from flowtempo.files import atomic_write
 from flowtempo.interpolants import interpolant
 from flowtempo.models import ModelConfig
-from flowtempo.objectives import Objective
+from flowtempo.objectives import MultiSample, Objective, multi_sample, weighting
 from flowtempo.predictions import Prediction
-from flowtempo.timesteps import Proposal, Spacing
+from flowtempo.timesteps import (
+    AdaptiveProposal,
+    CurriculumProposal,
+    Proposal,
+    Proposing,
+    Spacing,
+    adaptation,
+    curriculum,
+)
 
 
 @dataclass(frozen=True)
@@ -30,18 +38,39 @@ class ObjectiveConfig:
     """What is optimised at one time t; `timesteps.target` says over which times it is averaged.
 
     Args:
-        interpolant: The path between noise and data: linear, trigonometric or variance_preserving.
+        interpolant: The path between noise and data, as text: linear, trigonometric, variance_preserving,
+            ddpm_linear, shifted(linear, 3) and others.
         prediction: What the network's output stands for.
         direction: Coefficient of the velocity-direction loss (FasterDiT, arXiv:2410.10356); 0 leaves it out.
+        weighting: Weight of the loss over the noise axis, as text: min_snr(5), p2(1, 1) and others; null
+            counts the loss of the prediction as it is.
+        learned_uncertainty: Divide the loss by its learned mean at each noise level (EDM2, arXiv:2312.02696).
+        multi_sample: Average the target over several images, as text: multi_sample(256, 0) (StableVM); null
+            does not.
+        coupling: Pair noise and images, as text: optimal_transport(256) or optimal_transport_by_label(256);
+            null leaves them independent.
     """
 
     interpolant: str = "linear"
     prediction: Prediction = "velocity"
     direction: float = 0.0
+    weighting: str | None = None
+    learned_uncertainty: bool = False
+    multi_sample: str | None = None
+    coupling: str | None = None
+
+    def build_multi_sample(self) -> MultiSample | None:
+        """The multi-sample target that these settings describe, if any."""
+        return None if self.multi_sample is None else multi_sample(self.multi_sample)
+
+    def build_coupling(self) -> OptimalTransport | None:
+        """The coupling that these settings describe, if any."""
+        return None if self.coupling is None else coupling(self.coupling)
 
     def build(self) -> Objective:
         """The objective that these settings describe."""
-        return Objective(interpolant(self.interpolant), self.prediction, self.direction)
+        weights = None if self.weighting is None else weighting(self.weighting)
+        return Objective(interpolant(self.interpolant), self.prediction, self.direction, weights)
 
 
 @dataclass(frozen=True)
@@ -55,16 +84,52 @@ class TimestepConfig:
             objective and changes only its variance. null draws from the target itself.
         spacing: stratified puts one draw of the global batch in each of batch_size equal parts of the
             density; independent draws freely.
+        adaptive: Draw from a density that follows what training measures, in place of `density`, as text:
+            loss_second_moment, or gradient_second_moment with probe_every.
+        curriculum: Draw from a density that changes over the run, in place of `density`, as text:
+            switch(logit_normal(-0.75, 1), uniform, 0.3) or clts.
+        moves_objective: With `adaptive` or `curriculum`: leave out the weights, so that the objective is
+            averaged over what is drawn and no longer over `target`.
     """
 
     target: str = "uniform"
     density: str | None = None
     spacing: Spacing = "independent"
+    adaptive: str | None = None
+    curriculum: str | None = None
+    moves_objective: bool = False
 
-    def build(self) -> Proposal:
-        """The proposal that these settings describe."""
-        drawn = None if self.density is None else parse(self.density)
-        return Proposal(parse(self.target), drawn, self.spacing)
+    def build(self, steps: int) -> Proposing:
+        """The proposal that these settings describe, for a run of `steps` steps.
+
+        Raises:
+            UserError: If a text is wrong, settings exclude each other, or one has no effect.
+        """
+        given = [key for key in ("density", "adaptive", "curriculum") if getattr(self, key) is not None]
+        if len(given) > 1:
+            raise UserError(
+                f"timesteps.{given[0]} and timesteps.{given[1]} both say what is drawn from: leave one out"
+            )
+        if self.moves_objective and given not in (["adaptive"], ["curriculum"]):
+            raise UserError(
+                "timesteps.moves_objective has no effect without timesteps.adaptive or timesteps.curriculum: "
+                "to move the objective to a fixed density, name it in timesteps.target"
+            )
+        target = parse(self.target)
+        if self.adaptive is not None:
+            following = adaptation(self.adaptive)
+            return AdaptiveProposal(target, following, self.spacing, moves_objective=self.moves_objective)
+        if self.curriculum is not None:
+            if self.moves_objective and self.target != TimestepConfig.target:
+                raise UserError(
+                    f"timesteps.target {self.target} has no effect on a curriculum that moves the objective: "
+                    "leave it out"
+                )
+            course = curriculum(self.curriculum)
+            return CurriculumProposal(
+                target, course, steps, self.spacing, moves_objective=self.moves_objective
+            )
+        return Proposal(target, None if self.density is None else parse(self.density), self.spacing)
 
 
 @dataclass(frozen=True)
@@ -176,6 +241,19 @@ def check(config: TrainConfig) -> None:
         raise UserError(
             f"probe_images is {config.probe_images}, which has no effect without probe_every: set that, or "
             "leave it out"
+        )
+    built = config.timesteps.build(config.steps)
+    by_probes = isinstance(built, AdaptiveProposal) and built.adaptation.quantity == "gradient"
+    if by_probes and config.probe_every is None:
+        raise UserError(
+            f"timesteps.adaptive {config.timesteps.adaptive} is told by the probes of training: set "
+            "probe_every"
+        )
+    config.objective.build()
+    if config.objective.build_multi_sample() and config.objective.build_coupling():
+        raise UserError(
+            "objective.multi_sample and objective.coupling exclude each other: the average over images holds "
+            "for noise that is independent of them"
         )
     if config.batch_size > _MOST_IMAGES:
         raise UserError(f"batch_size is {config.batch_size}: it must be at most {_MOST_IMAGES}")
@@ -308,9 +386,11 @@ def check_resumable(old: TrainConfig, new: TrainConfig, run_folder: Path) -> Non
             f"{run_folder} was started with other settings: {told}; "
             "resume with those of its config.yaml, or start a new run folder"
         )
-    if old.steps != new.steps and new.optimizer.lr_schedule == "cosine":
+    course = new.timesteps.curriculum is not None
+    if old.steps != new.steps and (course or new.optimizer.lr_schedule == "cosine"):
+        depending = "curriculum" if course else "cosine lr_schedule"
         raise UserError(
-            f"{run_folder} was started with steps {old.steps}, which its cosine lr_schedule depends on: "
+            f"{run_folder} was started with steps {old.steps}, which its {depending} depends on: "
             "resume with the same steps, or start a new run folder"
         )
 

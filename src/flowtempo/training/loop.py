@@ -16,12 +16,15 @@ import flowtempo
 from flowtempo.data import ArrayData, load
 from flowtempo.errors import UserError
 from flowtempo.models import build
+from flowtempo.objectives import LearnedUncertainty
 from flowtempo.runtime import Runtime
+from flowtempo.timesteps import AdaptiveProposal, Proposing
 from flowtempo.training import checkpoint
 from flowtempo.training.batches import Batches
 from flowtempo.training.checkpoint import Checkpoint
 from flowtempo.training.config import TrainConfig, check, save_config
 from flowtempo.training.ema import EMA, initial_weight
+from flowtempo.training.feedback import Feedback
 from flowtempo.training.interrupt import Interrupts
 from flowtempo.training.lock import FolderLock
 from flowtempo.training.optimizer import build_optimizer
@@ -129,8 +132,13 @@ class _Trainer:
         self.data = data
         self.runtime = runtime
         self.callback = callback
-        self.proposal = config.timesteps.build()
         self.objective = config.objective.build()
+        proposal = config.timesteps.build(config.steps)
+        self.described = proposal.describe()
+        self.feedback: Feedback | None = None
+        if isinstance(proposal, AdaptiveProposal):
+            self.feedback = Feedback(proposal, self.objective.interpolant)
+        self.proposal: Proposing = self.feedback or proposal
         self.batches = Batches(
             data,
             self.proposal,
@@ -138,10 +146,15 @@ class _Trainer:
             accumulate=config.accumulate,
             seed=config.seed,
             label_dropout=config.label_dropout or 0.0,
+            multi_sample=config.objective.build_multi_sample(),
+            coupling=config.objective.build_coupling(),
+            interpolant=self.objective.interpolant,
             rank=runtime.rank,
             world_size=runtime.world_size,
         )
-        reference_data = data if config.reference_data is None else load(config.reference_data)
+        reference_data = (
+            data if config.reference_data is None else load(config.reference_data, scaling=data.scaling)
+        )
         check_match(folder, data.shape, data.num_classes, reference_data)
         self.reference = Reference(reference_data, config.reference_count)
         self.probed: ProbeSet | None = None
@@ -149,12 +162,32 @@ class _Trainer:
             count = min(config.probe_images, len(reference_data))
             self.probed = ProbeSet(reference_data, count, trained_on=data)
 
-        self.model = build(config.model, data.shape, data.num_classes, seed=config.seed)
+        self.model = build(
+            config.model,
+            data.shape,
+            data.num_classes,
+            seed=config.seed,
+            interpolant=self.objective.interpolant,
+            data_std=data.std,
+        )
         self.model = self.model.to(runtime.device)
         self.ema = EMA(self.model, config.ema_decay)
         optimizer = build_optimizer(config.optimizer, self.model)
+        self.uncertainty: LearnedUncertainty | None = None
+        if config.objective.learned_uncertainty:
+            self.uncertainty = LearnedUncertainty().to(runtime.device)
+            optimizer.add_param_group({"params": self.uncertainty.parameters(), "weight_decay": 0.0})
         network: torch.nn.Module = torch.compile(self.model) if config.compile else self.model  # type: ignore[assignment]
-        self.step = TrainStep(runtime.prepare(network), optimizer, self.ema, self.objective, config, runtime)
+        self.step = TrainStep(
+            runtime.prepare(network),
+            optimizer,
+            self.ema,
+            self.objective,
+            config,
+            runtime,
+            self.feedback,
+            self.uncertainty,
+        )
         self.done = 0
         self.seconds = 0.0
         self.losses: dict[str, float] = {}
@@ -231,7 +264,7 @@ class _Trainer:
             "num_classes": self.data.num_classes,
             "model": {"name": self.config.model.name, "size": self.config.model.size, "parameters": count},
             "objective": dataclasses.asdict(self.config.objective),
-            "proposal": self.proposal.describe(),
+            "proposal": self.described,
             "epochs": self.config.steps * self.config.batch_size / len(self.data),
             "reference": {"data": self.reference.data.name, "images": self.reference.count},
             "processes": self.runtime.world_size,
@@ -247,13 +280,23 @@ class _Trainer:
             "lr": lr,
             "seconds": round(self.seconds, 3),
             "images": self.done * self.config.batch_size,
+            **self._in_force(),
         }
+
+    def _in_force(self) -> Record:
+        """The density of the last step that was drawn, if it changes during the run."""
+        if self.config.timesteps.adaptive is None and self.config.timesteps.curriculum is None:
+            return {}
+        described = strict(self.proposal.describe())
+        return {"proposal": {key: described[key] for key in ("density", "bands", "max_weight")}}
 
     def _reference(self) -> None:
         """Measure the weights and their average in float32, uncompiled: the same computation in every run."""
         self._tell({"kind": "begin", "step": self.done, "what": "reference loss"})
+        # Without the weighting, so that runs with several of them can be compared.
+        objective = dataclasses.replace(self.objective, weighting=None)
         for track, model in (("raw", self.model), ("ema", self.ema.model)):
-            result = self.reference.loss(model, self.objective, self.runtime)
+            result = self.reference.loss(model, objective, self.runtime)
             self.losses[track] = result.loss
             self._write(result.record(self.done, track))
 
@@ -273,15 +316,22 @@ class _Trainer:
                 {"kind": "probe", "step": self.done, "track": "raw", "path": None, "error": str(error)}
             )
             return
+        # One after the last step alone is not told: a longer run would not have made it.
+        if self.feedback is not None and self.done % (self.config.probe_every or 1) == 0:
+            self.feedback.probe(self.done - 1, probe)
         if self.runtime.is_main:
             probe.save(probe_path(self.folder, self.done))
         self._write(probe_record(probe, self.objective, self.done, "raw"))
 
     def _save(self) -> None:
-        optimizer = {
+        optimizer: dict[str, Any] = {
             "optimizer": self.step.optimizer.state_dict(),
             "meters": self.step.meters.state(),
         }
+        if self.feedback is not None:
+            optimizer["adaptive"] = self.feedback.state_dict()
+        if self.uncertainty is not None:
+            optimizer["uncertainty"] = self.uncertainty.state_dict()
         if self.records is not None:
             # A checkpoint promises that the lines before it are on the disk too.
             self.records.sync()
@@ -293,7 +343,7 @@ class _Trainer:
                 state={
                     "data": self.data.describe(),
                     "num_classes": self.data.num_classes,
-                    "proposal": strict(self.proposal.describe()),
+                    "proposal": strict(self.described),
                     "seconds": self.seconds,
                     "ema_initial_weight": initial_weight(self.done, self.config.ema_decay),
                 },
@@ -313,6 +363,10 @@ class _Trainer:
         try:
             self.step.optimizer.load_state_dict(content["optimizer"])
             self.step.meters.restore(content["meters"])
+            if self.feedback is not None:
+                self.feedback.load_state_dict(content["adaptive"])
+            if self.uncertainty is not None:
+                self.uncertainty.load_state_dict(content["uncertainty"])
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise saved.unusable(checkpoint.OPTIMIZER) from error
         self.done = saved.step

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flowtempo.data import ArrayData
+from flowtempo.data import ArrayData, Scaling, whole_std
 from flowtempo.errors import UserError
 from flowtempo.models import SiT, build
 from flowtempo.objectives import Objective
@@ -45,6 +45,11 @@ class LoadedRun:
     shape: tuple[int, int, int]
     num_classes: int
     data: dict[str, Any]
+
+    @property
+    def scaling(self) -> Scaling:
+        """How the model saw its training images."""
+        return Scaling.of_record(self.data)
 
     @property
     def objective(self) -> Objective:
@@ -96,7 +101,9 @@ def load_run(
     found, weights = _weights(folder / CHECKPOINTS, step, track)
     channels, height, width = found.state["data"]["shape"]
     shape, num_classes = (channels, height, width), found.state["num_classes"]
-    model = build(config.model, shape, num_classes)
+    data_std = whole_std(found.state["data"]["channel_std"])
+    path = config.objective.build().interpolant
+    model = build(config.model, shape, num_classes, interpolant=path, data_std=data_std)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:

@@ -44,6 +44,11 @@ def resolve(config: TrainConfig, data: ArrayData, runtime: Runtime) -> TrainConf
         raise UserError(
             f"label_dropout is {config.label_dropout} but {data.name} has no labels: leave it out"
         )
+    coupling = config.objective.build_coupling()
+    if coupling is not None and coupling.by_label and data.num_classes == 0:
+        raise UserError(
+            f"objective.coupling is {coupling}, but {data.name} has no labels: use optimal_transport"
+        )
     if config.label_dropout is None:
         config = dataclasses.replace(config, label_dropout=0.1 if data.num_classes else 0.0)
     if config.compile is None:
@@ -74,7 +79,7 @@ def checkpoint_to_resume(folder: Path, config: TrainConfig, data: ArrayData) -> 
             f"data is now {data.name} ({data.fingerprint[:12]}): resume with the same data, or start a new "
             "run folder"
         )
-    if state["proposal"] != strict(config.timesteps.build().describe()):
+    if state["proposal"] != strict(config.timesteps.build(config.steps).describe()):
         raise UserError(
             f"{folder}: the density file that timesteps names has changed since the run was started: "
             "put the old one back, or start a new run folder"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flowtempo.objectives import Objective, weighted
+from flowtempo.objectives import LearnedUncertainty, Objective, weighted
 from flowtempo.runtime import Runtime
 from flowtempo.training.batches import Batch
 from flowtempo.training.config import TrainConfig
 from flowtempo.training.ema import EMA
+from flowtempo.training.feedback import Feedback
 from flowtempo.training.optimizer import learning_rate
 
 
@@ -80,6 +81,8 @@ class TrainStep:
         objective: The loss.
         config: The run's settings.
         runtime: This process.
+        feedback: Is told the losses of each step, or None.
+        uncertainty: Learned with the network, its parameters in the optimizer too; or None.
     """
 
     def __init__(
@@ -90,6 +93,8 @@ class TrainStep:
         objective: Objective,
         config: TrainConfig,
         runtime: Runtime,
+        feedback: Feedback | None = None,
+        uncertainty: LearnedUncertainty | None = None,
     ) -> None:
         self.network = network
         self.optimizer = optimizer
@@ -100,6 +105,8 @@ class TrainStep:
         terms = ("mse", "direction") if objective.direction else ("mse",)
         self.meters = Meters(("loss", "unweighted", *terms, "grad_norm"), runtime)
         self._parameters = list(network.parameters())
+        self._feedback = feedback if feedback is not None and feedback.wants_losses else None
+        self._uncertainty = uncertainty
 
     def __call__(self, batch: Batch, step: int) -> float:
         """Train on this process's share of the batch of 0-based step `step`.
@@ -110,10 +117,13 @@ class TrainStep:
         config, world = self.config, self.runtime.world_size
         self.optimizer.zero_grad(set_to_none=True)
         sums = torch.zeros(len(self.meters.names) - 1, device=self.runtime.device)
+        told: list[Tensor] = []
         for part, micro in enumerate(batch.split(config.accumulate)):
             micro = micro.to(self.runtime.device)
             with self.runtime.accumulating(self.network, last=part == config.accumulate - 1):
-                sums += self._backward(micro, scale=world / config.batch_size)
+                sums += self._backward(micro, world / config.batch_size, told)
+        if self._uncertainty is not None:
+            self._average_uncertainty()
         norm = self._clip()
         # The norm is the same on all processes, the sums are not.
         finite = torch.isfinite(norm) & torch.isfinite(self.runtime.sum(sums)).all()
@@ -125,9 +135,11 @@ class TrainStep:
         self.optimizer.step()
         self.ema.update(step)
         self.meters.add([*sums.unbind(), norm / world], finite)
+        if self._feedback is not None:
+            self._feedback.step(step, self.runtime.sum(torch.stack(told).sum(0)))
         return lr
 
-    def _backward(self, batch: Batch, scale: float) -> Tensor:
+    def _backward(self, batch: Batch, scale: float, told: list[Tensor]) -> Tensor:
         """Backpropagate; return this part's share of the global means of the loss and its terms."""
         x_t = self.objective.interpolant.mix(batch.x1, batch.x0, batch.t)
         device = self.runtime.device.type
@@ -136,11 +148,23 @@ class TrainStep:
         losses = self.objective.loss(output.float(), batch.x1, batch.x0, batch.t)
         # Divided by the size of the global batch, never by the sum of the weights, which would bias it.
         # DDP averages over processes, hence the number of processes in `scale`.
-        loss = weighted(losses.total, batch.weight).sum() * scale
+        total = losses.total
+        if self._feedback is not None:
+            told.append(self._feedback.proposal.moments(batch.t, total))
+        if self._uncertainty is not None:
+            total = self._uncertainty(total, self.objective.interpolant.log_snr(batch.t))
+        loss = weighted(total, batch.weight).sum() * scale
         loss.backward()
         shown = [loss.detach() / self.runtime.world_size]
         shown += [v.detach().sum() / self.config.batch_size for v in (losses.total, *losses.terms.values())]
         return torch.stack(shown)
+
+    def _average_uncertainty(self) -> None:
+        """As DDP does for the network."""
+        assert self._uncertainty is not None
+        for parameter in self._uncertainty.parameters():
+            if parameter.grad is not None:
+                parameter.grad = self.runtime.sum(parameter.grad) / self.runtime.world_size
 
     def _clip(self) -> Tensor:
         gradients = [p.grad for p in self._parameters if p.grad is not None]
