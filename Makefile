@@ -6,7 +6,7 @@ SRC    := src tests benchmarks scripts
 # mkdocs-material's notice about its successor is no news about these docs.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help install install-dev demo bench-demo bench-fashion-mnist bench-measure test test-all check format docs lock clean
+.PHONY: help install install-dev demo bench-demo bench-fashion-mnist bench-measure bench-draw test test-all check format docs lock clean
 
 help:           ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
@@ -52,6 +52,9 @@ bench-fashion-mnist: install   ## the README's Fashion-MNIST run (about 10 minut
 MEASURED := paper fashion_mnist scale growth coverage reduction spectral gradient_cost design_error fits prediction
 bench-measure: install   ## the measuring engine against its floors, the paper and the truth (about 40 minutes)
 	for name in $(MEASURED); do $(BIN)/python benchmarks/measure/$$name.py || exit 1; done
+
+bench-draw: install-dev   ## what a draw of 256 times costs, beside scipy's and diffusers' way
+	$(BIN)/python benchmarks/draw.py
 
 format: install-dev   ## format and fix what ruff can fix
 	$(BIN)/ruff check --fix $(SRC)

@@ -3,13 +3,32 @@ import torch
 
 from flowtempo.errors import UserError
 from flowtempo.generation import generate, interval
-from flowtempo.interpolants import Linear, Trigonometric, VariancePreserving
+from flowtempo.interpolants import (
+    DdpmLinear,
+    Linear,
+    Polynomial,
+    Shifted,
+    Trigonometric,
+    VarianceExploding,
+    VariancePreserving,
+)
 from flowtempo.models import ModelConfig, build
 from flowtempo.predictions import PREDICTIONS
 from flowtempo.randomness import normal
 
 SHAPE = (1, 8, 8)
-INTERPOLANTS = [Linear(), Trigonometric(), VariancePreserving()]
+HEUN, DOPRI5 = {"solver": "heun", "steps": 400}, {"solver": "dopri5", "steps": None, "rtol": 1e-5}
+CASES = [
+    *[
+        (path, solver, prediction)
+        for path in (Linear(), Trigonometric(), VariancePreserving())
+        for solver in (HEUN, DOPRI5)
+        for prediction in PREDICTIONS
+    ],
+    *[(VarianceExploding(), HEUN, prediction) for prediction in PREDICTIONS],
+    (DdpmLinear(), HEUN, "noise"),
+    (Shifted(Linear(), 3), HEUN, "velocity"),
+]
 
 
 def run(model, **changes):
@@ -27,17 +46,15 @@ def sit():
     return model
 
 
-@pytest.mark.parametrize(
-    "solver", [{"solver": "heun", "steps": 400}, {"solver": "dopri5", "steps": None, "rtol": 1e-5}]
-)
-@pytest.mark.parametrize("prediction", PREDICTIONS)
-@pytest.mark.parametrize("interpolant", INTERPOLANTS, ids=lambda i: i.name)
+@pytest.mark.parametrize(("interpolant", "solver", "prediction"), CASES, ids=str)
 def test_every_prediction_on_every_path_follows_the_exact_flow(
     interpolant, prediction, solver, gaussian_field
 ):
     model = gaussian_field(interpolant, prediction)
     out = run(model, interpolant=interpolant, prediction=prediction, seed=5, **solver)
     noise = normal(5, "generation noise", 0, range(6), SHAPE)
+    if isinstance(interpolant, VarianceExploding):
+        noise = noise * 6401**0.5
     assert out.images.dtype == torch.float32
     torch.testing.assert_close(
         out.images, model.exact(noise, *interval(interpolant, prediction)), atol=0.01, rtol=0.005
@@ -50,6 +67,8 @@ def test_interval_is_whole_unless_there_is_a_pole():
     assert interval(Trigonometric(), "score") == (1e-3, 1 - 1e-3)
     assert interval(Linear(), "data") == (0, 1 - 1e-3)
     assert interval(VariancePreserving(), "noise") == (0, 1 - 1e-3)
+    assert interval(VarianceExploding(), "data") == interval(VarianceExploding(), "score") == (0, 1)
+    assert interval(Polynomial(0.5), "velocity") == (1e-3, 1)
 
 
 def test_image_depends_on_seed_and_index_alone(sit):

@@ -152,6 +152,13 @@ def test_two_processes_agree_on_the_density(make_config, tmp_path):
         ({"objective": ObjectiveConfig(weighting="min")}, "unknown weighting 'min'"),
         ({"objective": ObjectiveConfig(interpolant="lin")}, "unknown interpolant 'lin'"),
         (
+            {
+                "objective": ObjectiveConfig("shifted(linear, 3)"),
+                "timesteps": TimestepConfig("shifted(cosmap, 3)"),
+            },
+            "a shift is applied once",
+        ),
+        (
             {"objective": ObjectiveConfig(multi_sample="multi_sample", coupling="optimal_transport")},
             "exclude each other",
         ),

@@ -51,7 +51,8 @@ def design(
         edge: Which edge of a bracket to design from; null is upper.
         by_class: Design from the class-conditional part of a bracket, for a model that is given labels.
         group: Design from one group of a probe's parameters; null is the whole model.
-        interpolant: linear, trigonometric or variance_preserving; null is the probe's own, or linear.
+        interpolant: linear, trigonometric, variance_preserving or another path, as text; null is the
+            probe's own, or linear.
         prediction: What the network's output stands for; null is the probe's own, or velocity.
         floor: Share of the uniform density that is mixed in.
         target: For `importance` and `neyman`: the objective's density; null is uniform.

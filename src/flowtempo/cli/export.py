@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from flowtempo.cli.console import check_paths, say, table
 from flowtempo.errors import UserError
 from flowtempo.interop import TARGETS, Export, Options, read_subject, save_table
@@ -15,7 +17,7 @@ EXAMPLES = """
   flowtempo export density.json --to guided-diffusion --steps 4000 --output steps.csv
   flowtempo export density.json --to table --output density.csv
 
-TARGETS for --to:
+for --to:
 """ + "\n".join(f"  {name:<18}{target.summary}" for name, target in TARGETS.items())
 
 # Beyond this distance what the trainer draws is another density, for practical purposes.
@@ -23,27 +25,35 @@ FAR = 0.02
 
 
 def export(
-    density: str, to: str, output: str | None = None, shift: float | None = None, steps: int | None = None
+    density: str,
+    to: str | None = None,
+    output: str | None = None,
+    shift: float | None = None,
+    steps: int | None = None,
 ) -> None:
     """Say a density in another trainer's words: its flags, or lines of Python, or a table.
 
     Args:
         density: What `flowtempo design` wrote, or a density's text form.
-        to: The trainer; see below.
+        to: The trainer, one of those below.
         output: Where the trainer's table goes, as .csv or .json: for table, diffusers, simpletuner and
             guided-diffusion.
         shift: For diffusers: the shift of the script's scheduler; null is 1.
         steps: Rows of the table, or guided-diffusion's steps; null is the trainer's usual number.
     """
-    target = TARGETS.get(to)
+    if to not in TARGETS:
+        asked = "no trainer is named" if to is None else f"unknown trainer {to!r}"
+        raise UserError(f"{asked}: give --to one of {', '.join(TARGETS)}")
     if output is not None:
-        if target is not None and target.table is None:
+        if TARGETS[to].table is None:
             raise UserError(f"output = {output} has no effect on {to}, which has no table: leave it out")
         check_paths(output=output, plot=None, density=density)
     elif to == "table":
-        raise UserError("table needs a file: --output density.csv")
-    if output is None and target is not None and steps is not None and to != "guided-diffusion":
-        raise UserError(f"steps = {steps} has no effect without --output: leave it out, or name a file")
+        raise UserError("a table needs a file: give --output density.csv")
+    elif steps is not None and to in ("diffusers", "simpletuner"):
+        raise UserError(
+            f"steps = {steps} are the rows of a table: name its file with --output, or leave it out"
+        )
     made = export_density(read_subject(density), to, Options(shift, steps))
     print_export(made)
     if output is not None:
@@ -58,12 +68,13 @@ def print_export(made: Export) -> None:
     say(f"direction: {made.direction}")
     away = made.distance
     said = f"{away.wasserstein:.4f} in t (Wasserstein-1), total variation {away.total_variation:.4f}"
-    say(f"drawn there: {made.density if len(str(made.density)) < 80 else 'the same, step by step'}")
+    if away.total_variation > 0:
+        say(f"drawn there, as flowtempo counts: {_short(str(made.density))}")
     say(f"distance to the density: {said}")
     if away.wasserstein > FAR:
         say(
-            f"warning: this is far: the mass is moved by {away.wasserstein:.2g} of the whole axis on average, so"
-            " the trainer draws another density; it has no nearer one"
+            f"warning: this is far: on average the mass is moved by {away.wasserstein:.2g} of the axis; the"
+            " trainer draws another density than yours and has no nearer one"
         )
     for note in made.notes:
         say(f"note: {note}")
@@ -73,3 +84,8 @@ def print_export(made: Export) -> None:
             ["", "away in t"],
             [[fit.flags, f"{fit.distance.wasserstein:.4f}"] for fit in made.others],
         )
+
+
+def _short(text: str) -> str:
+    """A density's text form with five digits."""
+    return re.sub(r"-?\d+\.\d{5,}", lambda found: f"{float(found[0]):.5g}", text)

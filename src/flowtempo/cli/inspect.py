@@ -144,7 +144,6 @@ def _visits(snr: SnrPdf, solver: Solver) -> list[bool]:
     times = torch.linspace(start, end, solver.steps + 1, dtype=torch.float64)
     if solver.name == "euler":
         times = times[:-1]
-    # A time on an edge belongs to the band above, whatever its last digit.
     found = (10 * times).floor().clamp(0, 9).long().tolist()
     return [k in found for k in range(10)]
 

@@ -66,8 +66,8 @@ def measure(
         data: The images or latents.
         output: Where the profile goes.
         plot: Also draw it into this PNG.
-        interpolant: Path whose times the printed table and verdict use: linear, trigonometric or
-            variance_preserving. The profile itself is the same for all.
+        interpolant: Path whose times the printed table and verdict use, as text: linear, trigonometric,
+            variance_preserving and others. The profile itself is the same for all.
         prediction: What the printed target variance is of.
         target_stderr: Stop where the standard error is below this, relative to E|x1|^2/d (where the signal
             dominates: to 1/SNR). 0 spends all queries everywhere.

@@ -7,6 +7,7 @@ from typing import Any
 from flowtempo.cli.console import print_header, progress_bar, say, say_next
 from flowtempo.design import Design
 from flowtempo.errors import UserError
+from flowtempo.interpolants import interpolant
 from flowtempo.training import TrainConfig, TrainResult
 from flowtempo.training import train as train_run
 
@@ -70,7 +71,7 @@ def _warn_of_foreign_designs(config: TrainConfig) -> None:
         except UserError:
             continue  # a bare table says nothing of where it is from, and a damaged file is told by training
         made_for = designed.prediction, designed.interpolant
-        used_for = objective.prediction, objective.interpolant
+        used_for = objective.prediction, str(interpolant(objective.interpolant))
         if made_for != used_for:
             say(
                 f"warning: {text} was designed for {made_for[0]} on the {made_for[1]} interpolant, but this "

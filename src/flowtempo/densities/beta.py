@@ -92,7 +92,9 @@ def _log_beta(a: float, b: float) -> float:
 def _tails(a: float, b: float, t: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
     """Mass below and above t, each with its digits where it is the smaller; `rest` is 1 - t."""
     near = t <= (a + 1) / (a + b + 2)
-    alpha, beta = torch.where(near, a, b).double(), torch.where(near, b, a).double()
+    # As tensors: two numbers would be rounded to float32.
+    first, second = t.new_tensor(a), t.new_tensor(b)
+    alpha, beta = torch.where(near, first, second), torch.where(near, second, first)
     x, other = torch.where(near, t, rest), torch.where(near, rest, t)
     factor = (alpha.xlogy(x) + beta.xlogy(other) - _log_beta(a, b)).exp() / alpha
     small = (factor * _continued_fraction(alpha, beta, x)).clamp(0, 1)

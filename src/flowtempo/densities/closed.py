@@ -15,6 +15,8 @@ from flowtempo.errors import UserError
 from flowtempo.forms import number
 
 _GREATEST_MODE = 2 / (math.pi - 2)
+# Rounding of the mode's map, beside its value.
+_PRECISION = 8 * torch.finfo(torch.float64).eps
 
 
 @final
@@ -124,7 +126,7 @@ class Mode(Density):
         near = torch.minimum(t, 1 - t)
         # Up to 1/2, u >= sin^2(pi u / 2): that bounds t by multiples of u.
         ends = near / (1 + max(self.scale, 0)), near / max(1 + min(self.scale, 0), 1e-300)
-        u = invert(self._quantile, self._slope, near, ends[0], ends[1].clamp(max=0.5))
+        u = invert(self._quantile, self._slope, near, ends[0], ends[1].clamp(max=0.5), _PRECISION)
         return torch.where(t <= 0.5, u, 1 - u)
 
     def _pdf(self, t: Tensor) -> Tensor:

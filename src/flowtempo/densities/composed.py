@@ -113,7 +113,9 @@ class Blend(Density):
 @final
 @dataclass(frozen=True)
 class Truncated(Density):
-    """The density of `base` given low <= t <= high, in the final time, drawn by the inverse CDF, without rejection.
+    """The density of `base` given low <= t <= high, drawn by the inverse CDF, without rejection.
+
+    The ends are in the final time: of a shifted base, after the shift.
 
     Attributes:
         base: The density to cut.

@@ -122,7 +122,7 @@ def _integral(density: Power) -> _Integral:
     pdf = base.pdf(torch.from_numpy(places))
     top = float(pdf.max() if exponent > 0 else pdf.min())
     if not 0 < top < math.inf:
-        at = float(places[int((pdf.argmax() if exponent > 0 else pdf.argmin()))])
+        at = float(places[int(pdf.argmax() if exponent > 0 else pdf.argmin())])
         raise UserError(
             f"{density}: it is not bounded at t = {at:.3g}, and may have no integral: give the base a floor,"
             " or cut it with truncated(...)"
@@ -132,7 +132,8 @@ def _integral(density: Power) -> _Integral:
         return ((base.pdf(torch.from_numpy(t)) / top) ** exponent).numpy()[None]
 
     def good(t: Array, fitted: Array, true: Array) -> Mask:
-        return np.abs(fitted - true)[0] <= _TOLERANCE * np.maximum(1, true[0])
+        close: Mask = np.abs(fitted - true)[0] <= _TOLERANCE * np.maximum(1, true[0])
+        return close
 
     pieces = fit(power, edges, good, _DEGREE)
     half = np.diff(pieces.edges) / 2

@@ -16,6 +16,7 @@ from flowtempo.errors import UserError
 from flowtempo.forms import number
 from flowtempo.interpolants import Interpolant, Linear
 
+_LINEAR = Linear()
 # What is drawn of the normal, at least.
 _LEAST_MASS = 1e-6
 
@@ -40,7 +41,7 @@ class EDM(Density):
 
     mean: float
     std: float
-    interpolant: Interpolant = Linear()
+    interpolant: Interpolant = _LINEAR
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.mean):
@@ -84,5 +85,5 @@ class EDM(Density):
         return self.interpolant.time(2 * (z * self.std - self.mean))
 
     def __str__(self) -> str:
-        path = "" if self.interpolant == Linear() else f", {self.interpolant}"
+        path = "" if self.interpolant == _LINEAR else f", {self.interpolant}"
         return f"edm({number(self.mean)}, {number(self.std)}{path})"

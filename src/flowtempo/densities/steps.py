@@ -110,7 +110,7 @@ class Piecewise(_Steps):
         object.__setattr__(self, "masses", tuple(float(mass) for mass in masses))
         bands = list(itertools.pairwise(self.bounds))
         if not bands or not (
-            0 <= self.bounds[0] and self.bounds[-1] <= 1 and all(lo < hi for lo, hi in bands)
+            self.bounds[0] >= 0 and self.bounds[-1] <= 1 and all(lo < hi for lo, hi in bands)
         ):
             raise UserError("piecewise: edges must be two or more, increasing strictly within [0, 1]")
         if len(self.masses) != len(bands):

@@ -42,4 +42,4 @@ def _grid(*densities: Density) -> Tensor:
     even = torch.linspace(0, 1, _EVEN, dtype=torch.float64)
     tail = torch.logspace(-12, -3, _TAIL, dtype=torch.float64)
     edges = torch.tensor([t for density in densities for t in density.edges()], dtype=torch.float64)
-    return torch.cat([even, tail, 1 - tail, edges]).unique()
+    return torch.cat([even, tail, 1 - tail, edges]).sort().values

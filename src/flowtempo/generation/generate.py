@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -93,11 +94,14 @@ def generate(
     y = _labels(model, labels, count)
     device = _device(model)
     start, end = interval(interpolant, prediction)
+    # What x_0 has on data of unit variance: 1 on paths that preserve the variance, 80 on EDM's.
+    first_time = torch.zeros((), dtype=torch.float64)
+    scale = math.hypot(float(interpolant.alpha(first_time)), float(interpolant.sigma(first_time)))
     pieces: list[Tensor] = []
     nfe = 0
     for first in range(0, count, batch_size):
         rows = range(first, min(first + batch_size, count))
-        noise = randomness.normal(seed, "generation noise", 0, rows, shape).to(device)
+        noise = scale * randomness.normal(seed, "generation noise", 0, rows, shape).to(device)
         part = None if y is None else y[first : rows.stop].to(device)
         field = _velocity(guided(model, part, guidance), interpolant, prediction)
         solution = chosen.solve(field, noise, start, end)
@@ -112,12 +116,16 @@ def interval(interpolant: Interpolant, prediction: Prediction) -> tuple[float, f
     """The times between which the velocity is integrated: all of [0, 1] unless it has a pole at an end.
 
     Noise and score do not determine the velocity where alpha = 0, data and score do not where sigma = 0, and
-    the variance-preserving velocity is infinite at t = 1. There the path stops END_GAP short, as SiT does.
+    the velocity of some paths is infinite at an end. There the path stops END_GAP short, as SiT does.
     """
     ends = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    finite = torch.isfinite(interpolant.d_alpha(ends)) & torch.isfinite(interpolant.d_sigma(ends))
     blind = float(interpolant.alpha(ends)[0]) == 0 and prediction in ("noise", "score")
-    pole = prediction in ("data", "score") or not bool(torch.isfinite(interpolant.d_sigma(ends)[1]))
-    return (END_GAP if blind else 0.0), (1 - END_GAP if pole else 1.0)
+    pole = float(interpolant.sigma(ends)[1]) == 0 and prediction in ("data", "score")
+    return (
+        END_GAP if blind or not bool(finite[0]) else 0.0,
+        1 - END_GAP if pole or not bool(finite[1]) else 1.0,
+    )
 
 
 def _velocity(predict: Field, interpolant: Interpolant, prediction: Prediction) -> Field:

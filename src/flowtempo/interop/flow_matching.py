@@ -38,7 +38,7 @@ def to_scheduler(path: Interpolant) -> Any:
     """
     module = _package()
 
-    class FlowtempoScheduler(module.Scheduler):  # type: ignore[misc, name-defined]
+    class FlowtempoScheduler(module.Scheduler):  # type: ignore[name-defined]
         """alpha, sigma and their derivatives of a flowtempo interpolant."""
 
         def __init__(self, path: Interpolant) -> None:
@@ -107,20 +107,20 @@ class Foreign(Interpolant):
         return f"foreign {type(self.scheduler).__name__}"
 
     def _alpha(self, t: Tensor, rest: Tensor) -> Tensor:
-        return self.scheduler(t).alpha_t  # type: ignore[no-any-return]
+        return self.scheduler(t).alpha_t
 
     def _sigma(self, t: Tensor, rest: Tensor) -> Tensor:
-        return self.scheduler(t).sigma_t  # type: ignore[no-any-return]
+        return self.scheduler(t).sigma_t
 
     def _d_alpha(self, t: Tensor, rest: Tensor) -> Tensor:
-        return self.scheduler(t).d_alpha_t  # type: ignore[no-any-return]
+        return self.scheduler(t).d_alpha_t
 
     def _d_sigma(self, t: Tensor, rest: Tensor) -> Tensor:
-        return self.scheduler(t).d_sigma_t  # type: ignore[no-any-return]
+        return self.scheduler(t).d_sigma_t
 
     def _wronskian(self, t: Tensor, rest: Tensor) -> Tensor:
         values = self.scheduler(t)
-        return values.d_alpha_t * values.sigma_t - values.alpha_t * values.d_sigma_t  # type: ignore[no-any-return]
+        return values.d_alpha_t * values.sigma_t - values.alpha_t * values.d_sigma_t
 
     def time(self, log_snr: Tensor) -> Tensor:
         """What the scheduler's `snr_inverse` gives for alpha / sigma."""
@@ -145,7 +145,7 @@ def _flow_matching(subject: Subject, options: Options) -> Export:
         "from flowtempo.interop import Draws, load_proposal, to_scheduler\n"
         "from flowtempo.interpolants import interpolant\n"
         f"path = AffineProbPath(to_scheduler(interpolant({str(path)!r})))\n"
-        f"draws = Draws(load_proposal({subject.name!r}), seed=0)\n"
+        f"draws = Draws({subject.python()}, seed=0)\n"
         "times = draws.next(len(x_1), x_1.device)\n"
         "sample = path.sample(x_0=x_0, x_1=x_1, t=times.t)\n"
         "loss = (times.weight * loss_of_each_sample).mean()",
@@ -159,7 +159,7 @@ def _torchcfm(subject: Subject, options: Options) -> Export:
         subject,
         "torchcfm counts as flowtempo does, t = 1 is data: nothing changes sign",
         "from flowtempo.interop import Draws, load_proposal\n"
-        f"draws = Draws(load_proposal({subject.name!r}), seed=0)\n"
+        f"draws = Draws({subject.python()}, seed=0)\n"
         "times = draws.next(len(x1), x1.device)\n"
         "t, xt, ut = matcher.sample_location_and_conditional_flow(x0, x1, t=times.t)\n"
         "loss = (times.weight * loss_of_each_sample).mean()",

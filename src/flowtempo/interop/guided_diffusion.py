@@ -112,7 +112,7 @@ def _export(subject: Subject, options: Options) -> Export:
         "guided-diffusion counts steps from the least noise: step i of N stands for t between"
         " 1 - (i + 1)/N and 1 - i/N",
         "from flowtempo.interop import StepSampler, load_proposal\n"
-        f"schedule_sampler = StepSampler(load_proposal({subject.name!r}), {steps}, seed=0)",
+        f"schedule_sampler = StepSampler({subject.python()}, {steps}, seed=0)",
         drawn,
         distance(subject.density, drawn),
         notes=(

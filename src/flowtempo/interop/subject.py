@@ -42,6 +42,11 @@ class Subject:
             return Proposal(self.density, spacing=spacing)
         return Proposal(self.target, self.density, spacing)
 
+    def python(self) -> str:
+        """The Python expression that makes its proposal; Neyman's rule is for stratified draws."""
+        spacing = ", 'stratified'" if self.rule == "neyman" else ""
+        return f"load_proposal({self.name!r}{spacing})"
+
     def need_density_only(self, trainer: str, instead: str) -> None:
         """Refuse a density that needs weights where there is no place for them.
 

@@ -109,7 +109,7 @@ def _sit(subject: Subject, options: Options) -> Export:
         subject,
         "SiT and LightningDiT count as flowtempo does, t = 1 is data: nothing changes sign",
         f"from flowtempo.interop import TransportSample, load_proposal\n"
-        f"transport.sample = TransportSample(load_proposal({subject.name!r}), seed=0)",
+        f"transport.sample = TransportSample({subject.python()}, seed=0)",
         ("with several processes also give rank= and world_size=",),
     )
 
@@ -121,7 +121,7 @@ def _repa(subject: Subject, options: Options) -> Export:
         subject,
         "REPA counts t = 1 as noise: the times are 1 - t",
         f"from flowtempo.interop import RepaTimes, load_proposal\n"
-        f"times = RepaTimes(load_proposal({subject.name!r}), seed=0)\n"
+        f"times = RepaTimes({subject.python()}, seed=0)\n"
         "time_input = times(images)  # in SILoss.__call__, instead of its own",
         ("with several processes also give rank= and world_size=",),
     )

@@ -68,7 +68,7 @@ def _pieces(target: Density, density: Density | None) -> Pieces:
         # Near 1 a float64 knows u itself no better.
         rounding = np.where(u > 0.5, _ROUNDING, 0.0)
         allowed = _PRECISION * np.minimum(u, 1 - u) + rounding
-        fine = (error <= _PRECISION * true[0]) | (error * pdf <= allowed)
+        fine: Mask = (error <= _PRECISION * true[0]) | (error * pdf <= allowed)
         fine &= fitted[0] > 0
         if density is not None:
             relative = _WEIGHT_PRECISION + rounding / np.maximum(1 - u, _ROUNDING)

@@ -18,7 +18,7 @@ from flowtempo.data import DataConfig, OptimalTransport, coupling
 from flowtempo.densities import parse
 from flowtempo.errors import UserError
 from flowtempo.files import atomic_write
-from flowtempo.interpolants import interpolant
+from flowtempo.interpolants import Shifted, interpolant
 from flowtempo.models import ModelConfig
 from flowtempo.objectives import MultiSample, Objective, multi_sample, weighting
 from flowtempo.predictions import Prediction
@@ -249,7 +249,12 @@ def check(config: TrainConfig) -> None:
             f"timesteps.adaptive {config.timesteps.adaptive} is told by the probes of training: set "
             "probe_every"
         )
-    config.objective.build()
+    path, drawn = config.objective.build().interpolant, built.describe()
+    if isinstance(path, Shifted) and any("shifted(" in drawn[key] for key in ("target", "density")):
+        raise UserError(
+            f"the interpolant {path} and the density {drawn['density']} are both shifted: a shift is applied "
+            "once, so leave one out"
+        )
     if config.objective.build_multi_sample() and config.objective.build_coupling():
         raise UserError(
             "objective.multi_sample and objective.coupling exclude each other: the average over images holds "
