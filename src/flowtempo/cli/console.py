@@ -99,11 +99,20 @@ def print_header(header: Mapping[str, Any]) -> None:
     size = f"{model['parameters'] / 1e6:.2f}M parameters"
     say(f"model      {model['name']} {model['size']}, {size}, on {header['device']}")
     say(f"objective  {objective['prediction']} on the {objective['interpolant']} interpolant", end="")
-    say(f", direction loss x {objective['direction']}" if objective["direction"] else "")
-    say(f"target     {proposal['target']}")
-    moved = proposal["density"] == proposal["target"]
-    weights = "weights 1" if moved else f"weighted by target / density, at most {proposal['max_weight']:.3g}"
-    say(f"drawn from {proposal['density']}, {proposal['spacing']} spacing, {weights}")
+    say("".join(f", {part}" for part in _objective_parts(objective)))
+    changes = proposal.get("adaptive") or proposal.get("curriculum")
+    moved = proposal["density"] == proposal["target"] and (not changes or proposal["moves_objective"])
+    weights = "weights 1" if moved else "weighted by target / density"
+    if changes:
+        what = "follows" if proposal.get("adaptive") else "changes by"
+        say(f"target     {'what is drawn' if moved else proposal['target']}")
+        say(
+            f"drawn from a density that {what} {changes}, {proposal['spacing']} spacing, {weights}; at first:"
+        )
+    else:
+        say(f"target     {proposal['target']}")
+        most = "" if moved else f", at most {proposal['max_weight']:.3g}"
+        say(f"drawn from {proposal['density']}, {proposal['spacing']} spacing, {weights}{most}")
     bands = proposal["bands"]
     table(
         "% of the mass per band of t (0 is noise, 1 is data)",
@@ -113,6 +122,14 @@ def print_header(header: Mapping[str, Any]) -> None:
             for name in (["target"] if moved else ["target", "density"])
         ],
     )
+
+
+def _objective_parts(objective: Mapping[str, Any]) -> list[str]:
+    """What the objective has beside path and prediction."""
+    parts = [f"direction loss x {objective['direction']}"] if objective["direction"] else []
+    parts += [f"weighting {objective['weighting']}"] if objective.get("weighting") else []
+    parts += ["learned uncertainty"] if objective.get("learned_uncertainty") else []
+    return parts + [objective[key] for key in ("multi_sample", "coupling") if objective.get(key)]
 
 
 def check_paths(*, output: str, plot: str | None, **read: str | None) -> None:
