@@ -51,11 +51,7 @@ def test_a_row_of_normals_is_numpys_at_that_counter():
 
 
 def test_uniform_stays_open_for_the_extreme_words(monkeypatch):
-    class Extreme:
-        def random_raw(self, count: int) -> np.ndarray:
-            return np.array([0, MASK], dtype=np.uint64)
-
-    monkeypatch.setattr(randomness, "_words", lambda *_: Extreme().random_raw(2))
+    monkeypatch.setattr(randomness, "_words", lambda *_: np.array([[0, MASK]], dtype=np.uint64))
     assert uniform(0, "time", 0, 2).tolist() == [2.0**-53, 1 - 2.0**-53]
 
 

@@ -27,10 +27,12 @@ from torch import Tensor
 
 from flowtempo.errors import UserError
 
-__all__ = ["generator", "normal", "permutation", "permutation_array", "uniform", "uniform_array"]
+__all__ = ["generator", "normal", "permutation", "permutation_rows", "uniform", "uniform_rows"]
 
 _WORD = 1 << 64
 _SHIFT = np.uint64(12)
+_ONE = np.float64(1).view(np.uint64)
+_ONE_LESS_HALF_A_CELL = 1 - 2.0**-53
 
 
 def generator(seed: int, stream: str, step: int = 0, index: int = 0) -> np.random.Generator:
@@ -57,17 +59,18 @@ def uniform(seed: int, stream: str, step: int, count: int) -> Tensor:
     Raises:
         UserError: If a number is out of range.
     """
-    return torch.from_numpy(uniform_array(seed, stream, step, count))
+    return torch.from_numpy(uniform_rows(seed, stream, range(step, step + 1), count)[0])
 
 
-def uniform_array(seed: int, stream: str, step: int, count: int) -> NDArray[np.float64]:
-    """Draw what `uniform` does, as an array."""
-    words = _words("uniform", seed, stream, step, count)
-    # 52 bits: with 53 the last midpoint would round to 1.
+def uniform_rows(seed: int, stream: str, steps: range, count: int) -> NDArray[np.float64]:
+    """Draw what `uniform` does for each of some steps, (steps, count)."""
+    words = _words("uniform", seed, stream, steps, count)
+    # 52 bits: with 53 the last midpoint would round to 1. As the digits of a number from 1 to 2 they need no
+    # conversion, and what is taken off is exact.
     words >>= _SHIFT
-    values = words.astype(np.float64)
-    values += 0.5
-    values *= 2.0**-52
+    words |= _ONE
+    values = words.view(np.float64)
+    values -= _ONE_LESS_HALF_A_CELL
     return values
 
 
@@ -113,13 +116,13 @@ def permutation(seed: int, stream: str, step: int, count: int) -> Tensor:
     Raises:
         UserError: If a number is out of range.
     """
-    return torch.from_numpy(permutation_array(seed, stream, step, count))
+    return torch.from_numpy(permutation_rows(seed, stream, range(step, step + 1), count)[0])
 
 
-def permutation_array(seed: int, stream: str, step: int, count: int) -> NDArray[np.int64]:
-    """Draw what `permutation` does, as an array."""
-    words = _words("permutation", seed, stream, step, count)
-    return words.argsort(kind="stable").astype(np.int64, copy=False)
+def permutation_rows(seed: int, stream: str, steps: range, count: int) -> NDArray[np.int64]:
+    """Draw what `permutation` does for each of some steps, (steps, count)."""
+    words = _words("permutation", seed, stream, steps, count)
+    return words.argsort(axis=1, kind="stable").astype(np.int64, copy=False)
 
 
 class _Source(threading.local):
@@ -133,15 +136,19 @@ class _Source(threading.local):
 _SOURCE = _Source()
 
 
-def _words(kind: str, seed: int, stream: str, step: int, count: int) -> NDArray[np.uint64]:
-    """The first raw words of `_philox(kind, seed, stream, step, 0)`."""
-    state = _SOURCE.state
+def _words(kind: str, seed: int, stream: str, steps: range, count: int) -> NDArray[np.uint64]:
+    """The first raw words of `_philox(kind, seed, stream, step, 0)` for each step, (steps, count)."""
+    philox, state = _SOURCE.philox, _SOURCE.state
     counter, key = state["state"]["counter"], state["state"]["key"]
     counter[:] = 0
-    counter[3] = _check("step", step)
-    key[0], key[1] = _check("seed", seed), _stream_key(kind, stream)
-    _SOURCE.philox.state = state
-    return _SOURCE.philox.random_raw(_check("count", count))
+    key[:] = _check("seed", seed), _stream_key(kind, stream)
+    _check("step", steps[0]), _check("step", steps[-1])
+    words = np.empty((len(steps), _check("count", count)), dtype=np.uint64)
+    for row, step in zip(words, steps, strict=True):
+        counter[3] = step
+        philox.state = state
+        row[:] = philox.random_raw(count)
+    return words
 
 
 @lru_cache(maxsize=1024)

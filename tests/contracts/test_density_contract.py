@@ -18,6 +18,7 @@ from flowtempo.densities import (
     LogitNormal,
     Mixture,
     Mode,
+    Normal,
     Piecewise,
     Power,
     Shifted,
@@ -47,6 +48,7 @@ EXAMPLES = {
         EDM(0.5, 0.7, Trigonometric()),
     ],
     "beta": [Beta(2, 5), Beta(1, 1), Beta(0.5, 0.5), Beta(1, 3.5), Beta(12, 8)],
+    "normal": [Normal(0.7, 0.2), Normal(-0.5, 0.3), Normal(1.5, 0.2)],
     "piecewise": [
         Piecewise([0, 0.2, 0.4, 1], [1, 0, 2]),
         Piecewise([0.1, 0.3, 0.9], [0.25, 0.75]),

@@ -43,7 +43,7 @@ def test_numbers_survive_the_text_form():
     assert str(LogitNormal(-0.75, 1)) == "logit_normal(-0.75, 1)"
 
 
-@pytest.mark.parametrize("text", ["lognorm", "logitnormal(0, 1)", "mixture(normal, 0.1)"])
+@pytest.mark.parametrize("text", ["lognorm", "logitnormal(0, 1)", "mixture(gaussian, 0.1)"])
 def test_unknown_names_list_the_known_ones(text):
     with pytest.raises(UserError, match=f"unknown density .* use one of {', '.join(DENSITIES)}"):
         parse(text)

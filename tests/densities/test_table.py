@@ -178,3 +178,39 @@ def test_a_pipe_is_no_table(tmp_path):
     os.mkfifo(tmp_path / "density.json")
     with pytest.raises(UserError, match="not a regular file"):
         Tabulated.load(tmp_path / "density.json")
+
+
+def test_a_function_is_followed_within_the_tolerance():
+    def pdf(t):
+        return 1 + 50 * torch.exp(-(((t - 0.3) / 0.01) ** 2))
+
+    whole = 1 + 50 * 0.01 * math.pi**0.5
+    t = torch.linspace(0, 1, 100_001, dtype=torch.float64)
+    for tolerance in (1e-3, 1e-6):
+        table = Tabulated.from_function(pdf, tolerance=tolerance)
+        apart = torch.trapezoid((table.pdf(t) - pdf(t) / whole).abs(), t) / 2
+        assert float(apart) < 2 * tolerance
+    assert len(table.grid) > 2 * len(Tabulated.from_function(pdf, tolerance=1e-3).grid)
+
+
+def test_a_straight_function_needs_no_more_than_the_first_grid():
+    table = Tabulated.from_function(lambda t: 3 * t, 0.2, 0.9)
+    assert (table.low, table.high, len(table.grid)) == (0.2, 0.9, 1025)
+    assert table.mass(0.2, 0.5) == pytest.approx((0.25 - 0.04) / (0.81 - 0.04), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("pdf", "options", "message"),
+    [
+        (lambda t: t - 0.5, {}, r"is -0.5 at t = 0"),
+        (lambda t: 1 / (1 - t), {}, r"is inf at t = 1: .* choose low and high"),
+        (lambda t: t * 0, {}, "zero everywhere"),
+        (lambda t: torch.ones(3), {}, r"gave shape \(3,\) for 1025 times"),
+        (lambda t: (1 - t).clamp_min(1e-30) ** -0.999, {}, "too rough"),
+        (lambda t: t, {"low": 0.5, "high": 0.5}, "low = 0.5 and high = 0.5"),
+        (lambda t: t, {"tolerance": 0}, "tolerance = 0"),
+    ],
+)
+def test_functions_that_are_no_density(pdf, options, message):
+    with pytest.raises(UserError, match=message):
+        Tabulated.from_function(pdf, **options)

@@ -4,6 +4,7 @@ from flowtempo.densities.base import Density
 from flowtempo.densities.beta import Beta
 from flowtempo.densities.closed import CosMap, LogitNormal, Mode, Uniform
 from flowtempo.densities.composed import Blend, Mixture, Truncated
+from flowtempo.densities.normal import Normal
 from flowtempo.densities.power import Power
 from flowtempo.densities.shifted import Shifted
 from flowtempo.densities.sigma import EDM
@@ -22,6 +23,7 @@ __all__ = [
     "LogitNormal",
     "Mixture",
     "Mode",
+    "Normal",
     "Piecewise",
     "Power",
     "Shifted",

@@ -62,12 +62,13 @@ class Normal(Density):
         return (-0.5 * self._z(t) ** 2).exp() / scale
 
     def _cdf(self, t: Tensor) -> Tensor:
-        below = torch.erfc(self._z(t) * -math.sqrt(0.5)) / 2
+        below: Tensor = torch.erfc(self._z(t) * -math.sqrt(0.5)) / 2
         return (below - self._below(0.0)).abs() / self._inside()
 
     def _quantile(self, u: Tensor) -> Tensor:
         start, end = self._below(0.0), self._below(1.0)
-        return self.mean + self._sign * self.std * torch.special.ndtri(start + u * (end - start))
+        z: Tensor = torch.special.ndtri(start + u * (end - start))
+        return self.mean + self._sign * self.std * z
 
     def _mass(self, lo: float, hi: float) -> float:
         return abs(self._below(hi) - self._below(lo)) / self._inside()

@@ -59,10 +59,12 @@ class Pieces:
     def values(self, x: Array, cells: NDArray[np.intp]) -> Array:
         """Values of the functions, (functions, len(x))."""
         table = self._columns.take(cells, axis=0).T.copy()
-        x = (x - table[0]) * table[1]
+        x = x - table[0]
+        x *= table[1]
         # (degree + 1, functions, len(x))
-        rows = table[2:].reshape(*self.coefficients.shape[:2], -1)
-        value = rows[-1]
+        degrees, functions, _ = self.coefficients.shape
+        rows = table[2:].reshape(degrees, functions, -1)
+        value: Array = rows[-1]
         for row in rows[-2::-1]:
             value *= x
             value += row

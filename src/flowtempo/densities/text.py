@@ -9,6 +9,7 @@ from flowtempo.densities.base import Density
 from flowtempo.densities.beta import Beta
 from flowtempo.densities.closed import CosMap, LogitNormal, Mode, Uniform
 from flowtempo.densities.composed import Blend, Mixture, Truncated
+from flowtempo.densities.normal import Normal
 from flowtempo.densities.power import Power
 from flowtempo.densities.shifted import Shifted
 from flowtempo.densities.sigma import EDM
@@ -28,6 +29,7 @@ DENSITIES: dict[str, Callable[..., Density]] = {
     "cosmap": CosMap,
     "edm": EDM,
     "beta": Beta,
+    "normal": Normal,
     "piecewise": Piecewise,
     "speed": Speed,
     "table": _table,

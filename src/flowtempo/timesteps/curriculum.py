@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from flowtempo.densities import FORMS as DENSITY_FORMS
-from flowtempo.densities import Density, Mixture, Uniform
-from flowtempo.densities.normal import Normal
+from flowtempo.densities import Density, Mixture, Normal, Uniform
 from flowtempo.errors import UserError
 from flowtempo.forms import Forms, number
 from flowtempo.timesteps.proposal import Proposal, Spacing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -15,14 +16,16 @@ from torch import Tensor
 from flowtempo.densities import Density
 from flowtempo.densities.base import open_interval
 from flowtempo.errors import UserError
-from flowtempo.randomness import permutation_array, uniform_array
+from flowtempo.randomness import permutation_rows, uniform_rows
 from flowtempo.timesteps.drawing import times_and_weights, weights
 
 Spacing = Literal["independent", "stratified"]
 
 _STREAM = "time"
-_LEAST, _GREATEST = open_interval(torch.tensor([0.0, 1.0])).numpy()
+_LEAST, _GREATEST = open_interval(torch.tensor([0.0, 1.0])).tolist()
 _BANDS = 10
+# Steps that are drawn at a time, and how many times that may be.
+_AHEAD, _MOST_AHEAD = 16, 1 << 15
 _TESTS: dict[str, Callable[[Tensor], Tensor]] = {
     "t": lambda t: t,
     "t^2": lambda t: t**2,
@@ -147,20 +150,19 @@ class Proposal:
         """
         if batch_size < 1:
             raise ValueError(f"batch_size = {batch_size} must be at least 1")
-        u = uniform_array(seed, _STREAM, step, batch_size)
-        if self.spacing == "stratified":
-            u += np.arange(batch_size)
-            u /= batch_size
-        # Weights come from the float64 times: a float32 one may round out of a truncated support.
-        values = times_and_weights(self.target, self.density, u, steady=self.steady)
-        if self.spacing == "stratified":
-            values = values.take(permutation_array(seed, _STREAM, step, batch_size), axis=1)
-        both = np.ones((2, batch_size), dtype=np.float32)
-        both[: len(values)] = values
-        both[0].clip(_LEAST, _GREATEST, out=both[0])
-        # One copy, and not one to wait for.
-        t, weight = torch.from_numpy(both).to(device, non_blocking=True)
-        return Times(t, weight)
+        times = None
+        if self.steady and 0 <= step < 1 << 63:
+            rows = max(1, min(_AHEAD, _MOST_AHEAD // batch_size))
+            block = _ahead(self, batch_size, seed, step // rows, rows)
+            # Each is handed out once, so that whoever changes it changes nobody else's.
+            times, block[step % rows] = block[step % rows], None
+        if times is None:
+            times = _drawn(self, batch_size, seed, range(step, step + 1))[0]
+        if times.t.device != torch.device(device):
+            # Not a copy to wait for.
+            t, weight = (part.to(device, non_blocking=True) for part in (times.t, times.weight))
+            return Times(t, weight)
+        return times
 
     def check(self, points: int = 1 << 16) -> WeightCheck:
         """Integrate the weights and weighted test functions by the midpoint rule in probability.
@@ -212,3 +214,28 @@ class Proposal:
         if self.density is None:
             return torch.ones_like(t)
         return weights(self.target, self.density, t)
+
+
+@functools.lru_cache(maxsize=4)
+def _ahead(proposal: Proposal, batch_size: int, seed: int, block: int, rows: int) -> list[Times | None]:
+    """A block of steps: most of what a draw costs is the same for one step and for many."""
+    return [*_drawn(proposal, batch_size, seed, range(block * rows, (block + 1) * rows))]
+
+
+def _drawn(proposal: Proposal, batch_size: int, seed: int, steps: range) -> list[Times]:
+    """The times of each step."""
+    u = uniform_rows(seed, _STREAM, steps, batch_size)
+    if proposal.spacing == "stratified":
+        u += np.arange(batch_size)
+        u /= batch_size
+    # Weights come from the float64 times: a float32 one may round out of a truncated support.
+    values = times_and_weights(proposal.target, proposal.density, u.ravel(), steady=proposal.steady)
+    if proposal.spacing == "stratified":
+        order = permutation_rows(seed, _STREAM, steps, batch_size)
+        order += np.arange(len(steps))[:, None] * batch_size
+        values = values.take(order.ravel(), axis=1)
+    both = np.ones((2, u.size), dtype=np.float32)
+    both[: len(values)] = values
+    both[0].clip(_LEAST, _GREATEST, out=both[0])
+    t, weight = (part.unbind() for part in torch.from_numpy(both).view(2, *u.shape).unbind())
+    return [Times(*pair) for pair in zip(t, weight, strict=True)]
