@@ -23,8 +23,9 @@ $(VENV)/.installed: requirements/default.lock pyproject.toml | $(VENV)/bin/pytho
 	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps -e .
 	touch $@
 
-$(VENV)/.installed-dev: requirements/dev.lock $(VENV)/.installed
+$(VENV)/.installed-dev: requirements/dev.lock requirements/dev-no-deps.txt $(VENV)/.installed
 	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements/dev.lock
+	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps -r requirements/dev-no-deps.txt
 	touch $@
 
 demo: install   ## measure, design, train, generate, evaluate and report on digits (under 5 minutes)

@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 import torch
 
-from flowtempo.densities import LogitNormal, Mixture, Tabulated, Truncated, Uniform
+from flowtempo.densities import LogitNormal, Mixture, Piecewise, Tabulated, Truncated, Uniform
 from flowtempo.errors import UserError
 from flowtempo.timesteps import Proposal, Times
 
@@ -221,3 +221,31 @@ def test_bad_arguments_raise():
         Proposal(Uniform()).draw(1, step=-1, seed=0)
     with pytest.raises(ValueError, match=r"must both be \(B,\)"):
         Times(torch.rand(4), torch.ones(4, 1))
+
+
+def test_weights_of_a_density_by_bands_keep_the_mean():
+    """Ten bands with losses 1 to 10, drawn in proportion to the loss with 0.1% uniform (a known example)."""
+    loss = torch.arange(1, 11, dtype=torch.float64)
+    masses = 0.999 * loss / loss.sum() + 0.001 / 10
+    density = Piecewise([k / 10 for k in range(11)], masses.tolist())
+    middle = (torch.arange(10, dtype=torch.float64) + 0.5) / 10
+    share = torch.tensor([density.mass(k / 10, (k + 1) / 10) for k in range(10)], dtype=torch.float64)
+    assert share[[0, 9]].tolist() == pytest.approx([0.0182636, 0.1817364], abs=1e-7)
+    weight = Proposal(Uniform(), density)._weight(middle)
+    assert weight[[0, 9]].tolist() == pytest.approx([5.47536, 0.550248], rel=1e-5)
+    assert float((share * weight * loss).sum()) == pytest.approx(5.5, abs=1e-12)
+
+
+def test_draws_are_handed_out_once():
+    """Whoever changes what was drawn changes no later draw, of the same step or another."""
+    proposal = Proposal(Uniform(), Mixture(LogitNormal(0, 1), 0.1), "stratified")
+    first = [proposal.draw(8, step=step, seed=3) for step in range(5)]
+    kept = [(times.t.clone(), times.weight.clone()) for times in first]
+    for times in first:
+        times.t.zero_()
+        times.weight.zero_()
+    for step in (4, 0, 2):
+        again = proposal.draw(8, step=step, seed=3)
+        assert torch.equal(again.t, kept[step][0])
+        assert torch.equal(again.weight, kept[step][1])
+    assert torch.equal(proposal.draw(8, step=2**63 + 1, seed=3).t, proposal.draw(8, step=2**63 + 1, seed=3).t)
