@@ -1,8 +1,11 @@
-"""What a draw of 256 stratified times costs, beside LightningDiT's way and diffusers' function.
+"""What a draw of 256 stratified times costs, beside LightningDiT's way (SciPy) and diffusers' function.
+
+    make bench-draw
 
 One thread; everything is measured in turn, many times over, in one run; the median of the repeats' means is
-kept, and the least. The floor: 512 words of Philox, one sort of 256 numbers, one polynomial per value.
-Usage: python benchmarks/draw.py [--output benchmarks/results/draw.json]
+kept, and the least. The floor is measured too: 512 words of Philox and one sort of 256 numbers, without which
+there is no counter-based stratified draw; beside it one polynomial for each value. The peers' draws are
+independent: neither stratified nor the same on every process.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import importlib
 import json
 import os
 import statistics
+import sys
 import timeit
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +24,11 @@ import torch
 
 from flowtempo.densities import Tabulated, Uniform, parse
 from flowtempo.files import atomic_write
+from flowtempo.randomness import permutation_rows, uniform_rows
 from flowtempo.timesteps import Proposal
 
 BATCH = 256
-REPEATS, CALLS = 15, 40
+REPEATS, CALLS = 15, 64
 QUICK = [
     "uniform",
     "logit_normal(0, 1)",
@@ -62,23 +67,26 @@ def cases() -> dict[str, Callable[[], object]]:
         found[name] = drawing(Proposal(density, spacing="stratified"))
         if density != Uniform() and not density.gaps():
             found[f"{name}, weighted"] = drawing(Proposal(Uniform(), density, "stratified"))
-    try:
-        stats = importlib.import_module("scipy.stats")
-        numpy = importlib.import_module("numpy")
-
-        def scipy_way() -> object:
-            # A logit-normal from scipy's normal through numpy, handed to torch.
-            return torch.tensor(1 / (1 + numpy.exp(-stats.norm(0, 1).rvs(BATCH))), dtype=torch.float32)
-
-        found["scipy"] = scipy_way
-    except ImportError:
-        print("scipy: skipped (not installed)")
+    peers = os.environ.get("FLOWTEMPO_PEERS")
+    if peers is None or not (Path(peers) / "LightningDiT").is_dir():
+        print("FIGURE draw_vs_scipy skipped (no LightningDiT under FLOWTEMPO_PEERS)")
+    else:
+        sys.path.insert(0, str(Path(peers) / "LightningDiT"))
+        transport = importlib.import_module("transport").create_transport(use_lognorm=True)
+        found["scipy"] = lambda: transport.sample_logit_normal(0, 1, size=BATCH)
     try:
         draw = importlib.import_module("diffusers.training_utils").compute_density_for_timestep_sampling
         found["diffusers"] = lambda: draw("logit_normal", BATCH, logit_mean=0.0, logit_std=1.0)
     except ImportError:
-        print("diffusers: skipped (not installed)")
+        print("FIGURE draw_vs_diffusers skipped (diffusers is not installed)")
+    found["floor"] = floor
     return found
+
+
+def floor() -> object:
+    """Uniforms and a permutation of one step."""
+    step = range(7, 8)
+    return uniform_rows(0, "floor", step, BATCH), permutation_rows(0, "floor", step, BATCH)
 
 
 def main() -> None:
@@ -102,11 +110,14 @@ def main() -> None:
     def worst(names: list[str], key: str) -> float:
         return max(rows[n + w][key] for n in names for w in ("", ", weighted") if n + w in rows)
 
+    least = rows["floor"]["median_us"]
     own = rows["logit_normal(0, 1)"]["median_us"]
     figures = {
         "draw_256_us": worst([*QUICK, "table"], "median_us"),
         "draw_256_us_least": worst([*QUICK, "table"], "least_us"),
         "draw_256_other_us": worst(OTHER, "median_us"),
+        "draw_floor_us": least,
+        "draw_over_floor": worst([*QUICK, "table"], "median_us") / least,
     }
     for peer in ("scipy", "diffusers"):
         if peer in rows:
