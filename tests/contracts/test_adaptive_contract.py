@@ -1,6 +1,7 @@
 """What every adaptation and every curriculum must do."""
 
 import io
+import itertools
 
 import pytest
 import torch
@@ -54,6 +55,20 @@ def test_kept_objectives_are_unbiased(name, spacing, target):
     wanted = target.quantile((torch.arange(1 << 16) + 0.5) / (1 << 16)).square().mean()
     assert float((times.weight * times.t**2).mean()) == pytest.approx(float(wanted), abs=2 * error)
     assert float(times.weight.max()) <= 1 / adaptation(name).floor + 1e-6
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+def test_the_density_is_the_targets_times_a_factor_for_each_part(target):
+    density = make("loss_second_moment(4)", target).at(20).density
+    u = torch.linspace(0, 1, 1001, dtype=torch.float64)
+    t = density.quantile(u)
+    torch.testing.assert_close(density.cdf(t), u, rtol=0, atol=1e-12)
+    ends = target.quantile(torch.linspace(0, 1, 5, dtype=torch.float64))
+    masses = [density.mass(lo, hi) for lo, hi in itertools.pairwise(ends.tolist())]
+    assert masses == pytest.approx(density.shares.tolist(), abs=1e-12)
+    inside = target.quantile((torch.arange(4, dtype=torch.float64) + 0.3) / 4)
+    factor = density.pdf(inside) / target.pdf(inside)
+    torch.testing.assert_close(factor, 4 * density.shares)
 
 
 @pytest.mark.parametrize("name", ADAPTATIONS)

@@ -150,6 +150,8 @@ def test_the_change_aware_weight_runs_from_a_bound_to_the_other_and_is_1_in_the_
     assert float(weight[:700].min()) == pytest.approx(0.4, abs=0.01)
     assert float(weight[:700].max()) == pytest.approx(0.6, abs=1e-12)
     assert (weight[700:] == 1).all()
+    between = torch.tensor([1 - 700.4 / 1000, 1 - 700.6 / 1000], dtype=torch.float64)
+    assert (weighting("speed(0.6, 700, 1000)").weight("noise", path, between) == 1).tolist() == [False, True]
 
 
 @pytest.mark.parametrize(

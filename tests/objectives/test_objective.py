@@ -5,7 +5,7 @@ import torch
 
 from flowtempo.errors import UserError
 from flowtempo.interpolants import STANDARD, Linear, VariancePreserving
-from flowtempo.objectives import Objective
+from flowtempo.objectives import Objective, weighting
 from flowtempo.predictions import PREDICTIONS, target
 
 PATHS = STANDARD
@@ -107,3 +107,14 @@ def test_bad_objectives_raise():
             Objective(Linear(), direction=coefficient)
     with pytest.raises(UserError, match="no effect on prediction 'noise'"):
         Objective(Linear(), "noise", direction=1.0)
+
+
+def test_a_weighting_multiplies_the_whole_sum_and_leaves_the_terms():
+    x1, x0, t = batch()
+    output = torch.randn(x1.shape, generator=torch.Generator().manual_seed(3))
+    plain = Objective(Linear(), direction=0.5).loss(output, x1, x0, t)
+    losses = Objective(Linear(), direction=0.5, weighting=weighting("cosmap")).loss(output, x1, x0, t)
+    weight = weighting("cosmap").weight("velocity", Linear(), t).float()
+    torch.testing.assert_close(losses.total, weight * plain.total)
+    assert losses.terms.keys() == {"mse", "direction"}
+    assert torch.equal(losses.terms["mse"], plain.terms["mse"])

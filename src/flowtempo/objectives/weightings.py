@@ -309,7 +309,8 @@ class Speed(Weighting):
 
     At step i < boundary of T (0 has the least noise) it is k + (1 - 2 k) g, with k = 1 - strength and g the
     difference of 1 / (1 + SNR) from step to step, scaled so that it runs from 0 to 1; from the boundary on it
-    is 1 (Wang et al., arXiv 2405.17403, and their code). Between steps it is interpolated linearly.
+    is 1 (Wang et al., arXiv 2405.17403, and their code). Between steps it is interpolated linearly, and the
+    boundary lies in the middle between the two.
 
     Attributes:
         strength: lambda of the paper, 0.5 to 1: weights run from 1 - strength to strength.
@@ -345,7 +346,7 @@ class Speed(Weighting):
         share = place - low
         least = 1 - self.strength
         weight = least + (1 - 2 * least) * ((1 - share) * change[low] + share * change[low + 1])
-        return torch.where(place > self.boundary - 1, 1.0, weight).log()
+        return torch.where(place > self.boundary - 0.5, 1.0, weight).log()
 
 
 @final
