@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 SRC    := src tests benchmarks scripts
+# One process for each core, each with one thread: threads would wait for each other.
+TEST   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 # mkdocs-material's notice about its successor is no news about these docs.
 export NO_MKDOCS_2_WARNING := 1
 
@@ -32,10 +34,10 @@ demo: install   ## measure, design, train, generate, evaluate and report on digi
 	$(BIN)/flowtempo demo
 
 test: install-dev   ## the test suite (under 10 minutes on 2 cores)
-	$(BIN)/python -m pytest -m "not slow"
+	$(TEST) -m "not slow"
 
 test-all: install-dev   ## the test suite with the slow tests
-	$(BIN)/python -m pytest
+	$(TEST)
 
 check: install-dev   ## ruff, mypy, import-linter, the docs build
 	$(BIN)/ruff check $(SRC)

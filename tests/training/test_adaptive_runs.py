@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from flowtempo.errors import UserError
-from flowtempo.training import TimestepConfig, load_run, save_config, train
-from flowtempo.training.config import ObjectiveConfig, check
+from flowtempo.training import ObjectiveConfig, TimestepConfig, load_run, save_config, train
+from flowtempo.training.config import check
 from flowtempo.training.step import TrainStep
 
 ADAPTIVE = {

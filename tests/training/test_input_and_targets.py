@@ -14,9 +14,8 @@ from flowtempo.interpolants import Linear
 from flowtempo.models import ModelConfig, UnitInputSiT
 from flowtempo.objectives.targets import MultiSample
 from flowtempo.timesteps import Proposal
-from flowtempo.training import load_run, train
+from flowtempo.training import ObjectiveConfig, load_run, train
 from flowtempo.training.batches import Batches
-from flowtempo.training.config import ObjectiveConfig
 
 
 def changed(make_config, data=None, **changes):

@@ -45,8 +45,8 @@ class Uniform(Density):
 class LogitNormal(Density):
     """t = sigmoid(mean + std z), z ~ N(0, 1) (Esser et al., arXiv 2403.03206, equation 19).
 
-    Here t = 1 is data: a negative mean draws towards noise. SD3 and diffusers count the other way, so their
-    mean has the other sign.
+    Here t = 1 is data: a negative mean draws towards noise. Where the noise level 1 - t is drawn, as in SD3's
+    paper, the mean has the other sign (`flowtempo export` says it for each trainer).
 
     Attributes:
         mean: Mean of logit t, finite.

@@ -25,6 +25,7 @@ from flowtempo.densities import Density
 from flowtempo.errors import UserError
 from flowtempo.forms import Forms, number
 from flowtempo.timesteps.proposal import Proposal, Spacing
+from flowtempo.timesteps.reweighted import Reweighted
 
 DELAY = 2
 """Steps from measuring to drawing."""
@@ -38,6 +39,10 @@ class Adaptation(ABC):
         bins: B, the parts of equal probability under the target.
         floor: Share of the target itself in the density, above 0 and at most 1: weights are at most
             1 / floor.
+        decay: What old values count after being told something new, at least 0 and below 1.
+
+    Raises:
+        UserError: If a number is out of range.
     """
 
     name: ClassVar[str]
@@ -46,6 +51,7 @@ class Adaptation(ABC):
 
     bins: int
     floor: float
+    decay: float
 
     def __post_init__(self) -> None:
         if not 2 <= self.bins <= 10_000 or self.bins != int(self.bins):
@@ -53,15 +59,17 @@ class Adaptation(ABC):
         object.__setattr__(self, "bins", int(self.bins))
         if not 0 < self.floor <= 1:
             raise UserError(f"{self.name}: floor = {self.floor} must be above 0 and at most 1")
+        if not 0 <= self.decay < 1:
+            raise UserError(f"{self.name}: decay = {self.decay} must be at least 0 and below 1")
 
-    @abstractmethod
     def follow(self, state: Tensor, told: Tensor) -> Tensor:
-        """The state after being told something new.
+        """The state after being told something new: old counts and sums decay, new ones are added.
 
         Args:
             state: (2, B) float64, counts and sums.
             told: The same of a step or a probe.
         """
+        return self.decay * state + told
 
     @abstractmethod
     def second_moment(self, state: Tensor) -> Tensor:
@@ -96,21 +104,13 @@ class LossSecondMoment(Adaptation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.decay < 1:
-            raise UserError(f"{self.name}: decay = {self.decay} must be at least 0 and below 1")
         if not 0 < self.prior < math.inf:
             raise UserError(f"{self.name}: prior = {self.prior} must be a finite number above 0")
-
-    def follow(self, state: Tensor, told: Tensor) -> Tensor:
-        """Old sums decay, new ones are added."""
-        return self.decay * state + told
 
     def second_moment(self, state: Tensor) -> Tensor:
         """Means with the prior's losses at the mean over the parts that have been seen."""
         counts, sums = state
-        seen = counts > 0
-        means = torch.where(seen, sums / torch.where(seen, counts, 1), 0)
-        overall = means.sum() / seen.sum().clamp_min(1)
+        _, overall = _means(state)
         moment: Tensor = (sums + self.prior * overall) / (counts + self.prior)
         return moment
 
@@ -136,21 +136,10 @@ class GradientSecondMoment(Adaptation):
     floor: float = 0.1
     decay: float = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.decay < 1:
-            raise UserError(f"{self.name}: decay = {self.decay} must be at least 0 and below 1")
-
-    def follow(self, state: Tensor, told: Tensor) -> Tensor:
-        """A decaying mean over probes."""
-        return self.decay * state + told
-
     def second_moment(self, state: Tensor) -> Tensor:
         """Means over the probes; a part that no probe speaks of has the mean of the others."""
-        counts, sums = state
-        seen = counts > 0
-        means = torch.where(seen, sums / torch.where(seen, counts, 1), 0)
-        return torch.where(seen, means, means.sum() / seen.sum().clamp_min(1))
+        means, overall = _means(state)
+        return torch.where(state[0] > 0, means, overall)
 
 
 ADAPTATIONS: dict[str, Callable[..., Adaptation]] = {
@@ -172,61 +161,12 @@ def adaptation(text: str) -> Adaptation:
     return FORMS.parse(text)
 
 
-@final
-class Reweighted(Density):
-    """A density times a factor for each of B parts of equal probability.
-
-    Args:
-        base: The density.
-        shares: (B,) probability of each part, above 0; any scale.
-        told: Text form, which cannot be parsed.
-
-    Raises:
-        ValueError: If a share is not above 0, or there is none.
-    """
-
-    def __init__(self, base: Density, shares: Tensor, told: str) -> None:
-        shares = shares.double()
-        if shares.ndim != 1 or not len(shares) or not bool(((shares > 0) & shares.isfinite()).all()):
-            raise ValueError("shares must be finite numbers above 0")
-        self.base = base
-        self.low, self.high = base.low, base.high
-        self.shares = shares / shares.sum()
-        self._told = told
-        self._ends = torch.cat([torch.zeros(1, dtype=torch.float64), self.shares.cumsum(0)])
-        self._ends[-1] = 1.0
-
-    def factor(self, t: Tensor) -> Tensor:
-        """Density over that of the base, float64."""
-        return self._over(self._part(self.base.cdf(t)))
-
-    def _over(self, part: Tensor) -> Tensor:
-        return self.shares.to(part.device)[part] * len(self.shares)
-
-    def _part(self, probability: Tensor) -> Tensor:
-        return (probability * len(self.shares)).long().clamp(0, len(self.shares) - 1)
-
-    def _pdf(self, t: Tensor) -> Tensor:
-        return self.base.pdf(t) * self.factor(t)
-
-    def _cdf(self, t: Tensor) -> Tensor:
-        below = self.base.cdf(t)
-        part = self._part(below)
-        within = below * len(self.shares) - part
-        return self._ends.to(t.device)[part] + within * self.shares.to(t.device)[part]
-
-    def _quantile(self, u: Tensor) -> Tensor:
-        ends = self._ends.to(u.device)
-        part = (torch.searchsorted(ends, u.contiguous()) - 1).clamp(0, len(self.shares) - 1)
-        within = (u - ends[part]) / self.shares.to(u.device)[part]
-        return self.base.quantile(((part + within.clamp(0, 1)) / len(self.shares)).clamp(0, 1))
-
-    def gaps(self) -> list[tuple[float, float]]:
-        """Those of the base."""
-        return self.base.gaps()
-
-    def __str__(self) -> str:
-        return self._told
+def _means(state: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean square in each part, 0 where nothing was seen, and the mean over the parts that were."""
+    counts, sums = state
+    seen = counts > 0
+    means = torch.where(seen, sums / torch.where(seen, counts, 1), 0)
+    return means, means.sum() / seen.sum().clamp_min(1)
 
 
 class AdaptiveProposal:

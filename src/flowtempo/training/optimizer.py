@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from flowtempo.training.config import OptimizerConfig
+from flowtempo.training.sections import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
