@@ -33,7 +33,7 @@ $(VENV)/.installed-dev: requirements/dev.lock requirements/dev-no-deps.txt $(VEN
 demo: install   ## measure, design, train, generate, evaluate and report on digits (under 5 minutes)
 	$(BIN)/flowtempo demo
 
-test: install-dev   ## the test suite (under 10 minutes on 2 cores)
+test: install-dev   ## the test suite (about 12 minutes on 2 cores)
 	$(TEST) -m "not slow"
 
 test-all: install-dev   ## the test suite with the slow tests

@@ -216,3 +216,10 @@ def test_mistakes_are_one_line_and_write_nothing(run, tmp_path, words, told):
     assert err.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "notes.txt"]
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_density_longer_than_a_file_name(capsys):
+    bands = 400
+    edges = ", ".join(str(k / bands) for k in range(bands + 1))
+    assert main(["inspect", f"piecewise([{edges}], [{', '.join('1' * bands)}])"]) == 0
+    assert capsys.readouterr().out

@@ -209,7 +209,8 @@ def test_nothing_is_changed_in_place():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("multi_sample(0)", "size is 0.0: it must be a whole number and at least 1"),
+        ("multi_sample(0)", "size is 0.0: it must be a whole number and at least 2"),
+        ("multi_sample(1)", "size is 1.0: it must be a whole number and at least 2"),
         ("multi_sample(2.5)", "size is 2.5"),
         ("multi_sample(8, 1e999)", "below is inf: it must be a finite log-SNR"),
         ("multi_sample(8, period=0)", "period is 0.0"),

@@ -34,7 +34,7 @@ def five_losses(name, folder):
     """Train five steps in `folder`, which becomes the working directory."""
     os.chdir(folder)
     Path("density.json").write_text(json.dumps(DENSITY))
-    probes = ["--probe_every=2", "--probe_images=8"] if name == "vr-online" else []
+    probes = ["--probe_every=3", "--probe_images=8"] if name == "vr-online" else []
     train(config_from_recipes(["digits", name], [*SMALL, *probes]), Path(folder) / name)
     lines = map(json.loads, (Path(folder) / name / "metrics.jsonl").read_text().splitlines())
     return [line["loss"] for line in lines if line["kind"] == "train"]

@@ -16,7 +16,7 @@ ADAPTIVE = {
     "loss moved": {"timesteps": TimestepConfig(adaptive="loss_second_moment(8)", moves_objective=True)},
     "gradient": {
         "timesteps": TimestepConfig(adaptive="gradient_second_moment(8)"),
-        "probe_every": 3,
+        "probe_every": 4,
         "probe_images": 8,
     },
     "curriculum": {
@@ -58,7 +58,8 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(make_config, tmp_path, ti
     whole = list(times)
     times.clear()
     # Every checkpoint holds what is not yet in use. A curriculum's length cannot change.
-    for stop in (10,) if name == "curriculum" else (1, 4, 5, 10):
+    stops = {"curriculum": (10,), "gradient": (5, 10)}
+    for stop in stops.get(name, (1, 4, 5, 10)):
         train(
             dataclasses.replace(config, steps=stop), tmp_path / "parts", resume=(tmp_path / "parts").exists()
         )

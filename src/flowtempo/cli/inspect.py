@@ -11,7 +11,7 @@ import torch
 from rich.markup import escape
 
 from flowtempo.cli.console import BANDS, check_paths, say, table
-from flowtempo.cli.subjects import Asked, Subject, measured_std, read_subject
+from flowtempo.cli.subjects import Asked, Subject, is_there, measured_std, read_subject
 from flowtempo.design.snr import DECIBELS, LOG_SNR_EDGES, SnrPdf, tenths
 from flowtempo.errors import UserError
 from flowtempo.generation import Solver, SolverName, interval
@@ -165,9 +165,7 @@ def _print_subject(subject: Subject, number: int) -> None:
 
 
 def _check_outputs(what: Sequence[str], profile: str | None, plot: str | None, html: str | None) -> None:
-    read = {
-        f"WHAT {index + 1}": word for index, word in enumerate(dict.fromkeys(what)) if Path(word).is_file()
-    }
+    read = {f"WHAT {index + 1}": word for index, word in enumerate(dict.fromkeys(what)) if is_there(word)}
     if html is not None:
         check_paths(output=html, plot=plot, profile=profile, **read)
     elif plot is not None:

@@ -120,8 +120,16 @@ def read_subject(word: str, asked: Asked, measured: float | None) -> Subject:
     return Subject(word, snr, said, source.varies)
 
 
+def is_there(word: str) -> bool:
+    """Whether a file or folder has this name; a long density cannot be one."""
+    try:
+        return Path(word).exists()
+    except OSError:
+        return False
+
+
 def _split(word: str) -> tuple[str, str | None, float | None]:
-    if Path(word).exists():
+    if is_there(word):
         return word, None, None
     match = _SUFFIX.fullmatch(word)
     if match is None:
@@ -137,7 +145,7 @@ def _read(base: str) -> _Source:
     # A density's name comes first: a folder of that name is ./uniform.
     if base.partition("(")[0].strip() in DENSITIES:
         return _Source(parse(base))
-    if Path(base).is_dir():
+    if is_there(base) and Path(base).is_dir():
         return _of_run(Path(base))
     if base.endswith(".json"):
         return _of_density_file(base)

@@ -60,10 +60,13 @@ class MultiSample:
     period: int = 1
 
     def __post_init__(self) -> None:
-        for key in ("size", "period"):
+        # A set of one image is the sample alone.
+        for key, least in (("size", 2), ("period", 1)):
             value = getattr(self, key)
-            if not 1 <= value < 2**31 or value != int(value):
-                raise UserError(f"{self.name}: {key} is {value}: it must be a whole number and at least 1")
+            if not least <= value < 2**31 or value != int(value):
+                raise UserError(
+                    f"{self.name}: {key} is {value}: it must be a whole number and at least {least}"
+                )
             object.__setattr__(self, key, int(value))
         if not math.isfinite(self.below):
             raise UserError(f"{self.name}: below is {self.below}: it must be a finite log-SNR")
