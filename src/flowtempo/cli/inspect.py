@@ -19,7 +19,7 @@ from flowtempo.predictions import Prediction
 from flowtempo.variance import Bracket
 
 EXAMPLES = """
-  flowtempo inspect logit_normal(-0.75,1)
+  flowtempo inspect "logit_normal(-0.75, 1)"
   flowtempo inspect uniform density.json runs/designed --plot snr.png --html snr.html
   flowtempo inspect digits --profile profile.json --plot snr.png
   flowtempo inspect uniform@ddpm_linear uniform@ddpm_cosine uniform@trigonometric --prediction noise
