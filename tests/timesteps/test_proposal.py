@@ -5,8 +5,9 @@ import pytest
 import scipy.stats
 import torch
 
-from flowtempo.densities import LogitNormal, Mixture, Piecewise, Tabulated, Truncated, Uniform
+from flowtempo.densities import LogitNormal, Mixture, Mode, Piecewise, Tabulated, Truncated, Uniform
 from flowtempo.errors import UserError
+from flowtempo.randomness import uniform
 from flowtempo.timesteps import Proposal, Times
 
 FLOORED = Mixture(LogitNormal(0, 1), 0.1)
@@ -249,3 +250,19 @@ def test_draws_are_handed_out_once():
         assert torch.equal(again.t, kept[step][0])
         assert torch.equal(again.weight, kept[step][1])
     assert torch.equal(proposal.draw(8, step=2**63 + 1, seed=3).t, proposal.draw(8, step=2**63 + 1, seed=3).t)
+
+
+@pytest.mark.parametrize("density", [LogitNormal(0, 10), Mode(1.7519)], ids=str)
+def test_weights_are_the_ratio_at_the_drawn_times(density):
+    # Steep where many are drawn: polynomials that follow the times need not follow these weights.
+    count = 20_000
+    t = density.draw(uniform(3, "time", 0, count), torch.float64)
+    weight = Proposal(Uniform(), density).draw(count, step=0, seed=3).weight
+    torch.testing.assert_close(weight, (1 / density.pdf(t)).float(), rtol=1e-6, atol=0)
+
+
+def test_a_draw_never_looks_at_the_device():
+    # A tensor of the meta device raises when it is read.
+    for density in (None, FLOORED):
+        times = Proposal(Uniform(), density, "stratified").draw(8, step=0, seed=0, device="meta")
+        assert times.t.device.type == times.weight.device.type == "meta"
